@@ -1,0 +1,596 @@
+"""fit(): from a law and a run table to a Fit that says what is and what is not identified."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from scalinglab import diagnostics as dx
+from scalinglab import expressions, uncertainty
+from scalinglab.encoding import Encoding, encode
+from scalinglab.errors import (
+    ConfigError,
+    ConvergenceWarning,
+    DroppedRunsWarning,
+    FitError,
+    IdentifiabilityWarning,
+    SchemaError,
+)
+from scalinglab.laws import COLUMNS, DERIVED_COLUMNS, Law, Level, law_from
+from scalinglab.objectives import Gaussian, Objective, Robust, parse_objective
+from scalinglab.solver import COLLAPSED, Solution, solve
+from scalinglab.starts import projected_starts
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Array = NDArray[np.float64]
+Status = Literal["converged", "max_iter", "at_bound", "not_identified", "failed"]
+
+_SAME_OPTIMUM = 1e-8  # relative difference in objective between starts that found the same optimum
+_AGREEING = 3  # starts that must reach the best optimum before it is certified
+_NOT_A_RUN = frozenset({"diverged", "failed", "killed", "crashed", "nan", "restarted"})
+
+
+@dataclass(frozen=True)
+class Search:
+    """How the optimum was looked for: starts tried, how many reached the best one, and what else was found.
+
+    `valley` is, per parameter, the spread over solutions within 1 % of the best objective.
+    """
+
+    starts: int
+    agreeing: int
+    distinct_minima: int
+    valley: dict[str, float]
+
+    @property
+    def certified(self) -> bool:
+        """Whether at least three starts ended in the best optimum."""
+        return self.agreeing >= min(_AGREEING, self.starts)
+
+
+@dataclass(frozen=True)
+class Replicates:
+    """Refits of one law: `params` one row per replicate, `objective` [R], `converged` [R]."""
+
+    params: pd.DataFrame
+    objective: Array
+    converged: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fitted law. Immutable; every method is a pure function of it.
+
+    params : natural parameters at full precision (E in nats per token, A, alpha, ...).
+    objective : value of the minimised sum; `estimator` says which.
+    status : "converged" only at a certified optimum; else at_bound, not_identified, max_iter or failed.
+    runs : the rows and columns that entered; weights [n] as used; log_loss [n] observed.
+    notes : what was dropped, computed or assumed, in words.
+    """
+
+    law: Law
+    params: pd.Series
+    objective: float
+    estimator: Objective
+    status: Status
+    search: Search
+    runs: pd.DataFrame
+    weights: Array
+    theta: Array
+    scale: float
+    variance_power: float
+    checks: tuple[dx.Check, ...]
+    notes: tuple[str, ...] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    others: Array = field(default_factory=lambda: np.zeros((0, 0)))
+
+    # ---- what was seen -----------------------------------------------------------------------------------------------
+    @cached_property
+    def encoding(self) -> Encoding:
+        return encode(self.law, self.runs)
+
+    @property
+    def log_loss(self) -> Array:
+        """Observed log loss [n]."""
+        return np.log(self.runs["loss"].to_numpy(np.float64))
+
+    @property
+    def residuals(self) -> Array:
+        """Observed minus predicted log loss [n]."""
+        return self.log_loss - np.log(self.predict(self.runs))
+
+    @property
+    def n_runs(self) -> int:
+        return int(self.runs["run_id"].nunique())
+
+    @property
+    def codes(self) -> list[str]:
+        """Codes of all checks that are not fine, worst first."""
+        return [c.code for c in sorted(self.checks, key=lambda c: c.level != "block") if c.level != "ok" and c.code]
+
+    @property
+    def diagnostics(self) -> pd.DataFrame:
+        """Every check with its value, level (ok, warn, block), code and what to do about it."""
+        return pd.DataFrame([c.row() for c in self.checks])
+
+    @property
+    def derived(self) -> pd.Series:
+        """Derived parameters of the law, such as r_star."""
+        return self.derive(self.params.to_frame().T).iloc[0]
+
+    def derive(self, params: pd.DataFrame) -> pd.DataFrame:
+        """Derived parameters for each row of a parameter frame; crossed laws give one per level."""
+        out: dict[str, Any] = {}
+        for name, text in self.law.derived.items():
+            free = [p for p in expressions.names(text) if p in self.law.names and p not in self.law.shared]
+            for level in self.law.levels if self.law.levels and free else ("",):
+                suffix = f"[{level}]" if level else ""
+                values: dict[str, Any] = dict(self.law.constants)
+                for p in self.law.names:
+                    key = p + suffix if p + suffix in params else p
+                    if key in params:
+                        values[p] = params[key].to_numpy(np.float64)
+                out[name + suffix] = expressions.evaluate(text, values, what=f"derived parameter {name}")
+        return pd.DataFrame(out, index=params.index)
+
+    # ---- what it predicts --------------------------------------------------------------------------------------------
+    def predict(self, runs: pd.DataFrame, params: pd.DataFrame | Mapping[str, float] | None = None) -> Array:
+        """Loss in nats per token of each row [n]; with a frame of R parameter rows [R, n].
+
+        Raises SchemaError when the rows lack a column that the law reads.
+        """
+        return self.law.loss(dict(self.params) if params is None else params, runs)
+
+    # ---- how sure it is ----------------------------------------------------------------------------------------------
+    @cached_property
+    def jackknife(self) -> uncertainty.Resampling:
+        """Delete-one-run jackknife (CR3), the default uncertainty; computed on first use."""
+        return uncertainty.jackknife(self)
+
+    def conf_int(self, level: float = 0.95) -> pd.DataFrame:
+        """Intervals of all parameters by the delete-one-run jackknife with t(G - 1): columns low, high."""
+        return self.jackknife.conf_int(level)
+
+    def refit(
+        self,
+        *,
+        weights: Array | None = None,
+        log_loss: Array | None = None,
+        estimator: Objective | None = None,
+        start: Array | None = None,
+    ) -> Replicates:
+        """Fit the same law again to reweighted rows or to other losses, all replicates in one batch.
+
+        weights : multiplies the fit's own weights, [R, n]; log_loss : [R, n] replaces the observed one.
+        """
+        count = len(weights) if weights is not None else len(log_loss) if log_loss is not None else 1
+        y = self.log_loss if log_loss is None else np.asarray(log_loss, dtype=np.float64)
+        w = self.weights if weights is None else np.asarray(weights, dtype=np.float64) * self.weights
+        estimator = estimator or self.estimator
+        if not self.law.in_algebra:
+            from scalinglab import freeform
+
+            return Replicates(*freeform.refit(self, w, y, estimator, count))
+        starts = [self.theta if start is None else start, *self.others]
+        best: Solution | None = None
+        for theta in starts:  # other minima of the full data may be the best of a replicate
+            theta = np.where(theta <= COLLAPSED, COLLAPSED, theta)
+            found = solve(self.encoding.problem, np.repeat(theta[None], count, 0), y, w, estimator)
+            best = found if best is None else _better(best, found)
+        assert best is not None
+        return Replicates(self.encoding.frame(best.theta), best.objective, best.converged)
+
+    @cached_property
+    def robust_shift(self) -> pd.Series:
+        """Robust minus this fit, per parameter: how much heavy tails move the answer."""
+        if isinstance(self.estimator, Robust):
+            other = self.refit(estimator=Gaussian())
+            return self.params - other.params.iloc[0]
+        return self.refit(estimator=Robust()).params.iloc[0] - self.params
+
+    # ---- how it is told ----------------------------------------------------------------------------------------------
+    def to_frame(self, level: float = 0.95) -> pd.DataFrame:
+        """Parameters and derived parameters with standard error, interval, df and flags: one row each."""
+        return uncertainty.parameter_table(self, level)
+
+    def summary(self, level: float = 0.95) -> str:
+        """A text table in the manner of statsmodels."""
+        from scalinglab import summaries
+
+        return summaries.text(self, level)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the fit as JSON (atomically): parameters, intervals, checks, data used, provenance."""
+        from scalinglab import records
+
+        return records.save(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Fit:
+        """Read a fit that `save` wrote. Raises SchemaError on a file of another kind or version."""
+        from scalinglab import records
+
+        return records.load(path)
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{k}={v:.4g}" for k, v in self.params.items())
+        return f"<Fit {self.law.key}: {values}; {self.status}, {len(self.runs)} rows of {self.n_runs} runs>"
+
+
+def fit(
+    law: str | Law | Callable[..., Any],
+    runs: pd.DataFrame,
+    *,
+    objective: Objective | str = Gaussian(),  # noqa: B008 - frozen
+    by: str | None = None,
+    share: Iterable[str] | Level | None = (),
+    fixed: Mapping[str, float] = {},  # noqa: B006 - never mutated
+    weights: str | Array | None = None,
+    rng: int | np.random.Generator = 0,
+) -> Fit:
+    """Fit a scaling law to a run table.
+
+    Parameters
+    ----------
+    law : key of `LAWS`, a code of the literature ("C1"), a formula such as "E + A*params**-alpha", a Law, or a Python
+        function (columns, *parameters) -> loss with default values as starts.
+    runs : run table with `loss` (nats per token), `run_id` and the columns that the law reads. Rows of one run are one
+        cluster: intervals come from leaving out whole runs.
+    objective : Gaussian() on log loss by default; Robust(), Huber(1e-3), StudentT(), or its name ("huber:1e-3").
+    by, share : a column whose values get their own parameters, and the names that stay common (or "H0".."H4").
+    fixed : parameters held at a value, on their natural scale; an amplitude fixed at 0 removes its term.
+    weights : column name or [n] array of non-negative weights; "loss_se" weighs by the inverse square of loss_se / loss.
+    rng : seed of the search's random starts; the optimum does not depend on it once certified.
+
+    Returns
+    -------
+    Fit
+
+    Raises
+    ------
+    FitError
+        Fewer runs than parameters, a feature without variation, or no finite start.
+    SchemaError, ConfigError
+        The table or the request is not usable; the message says where and what to do.
+    """
+    if isinstance(objective, str):
+        objective = parse_objective(objective)
+    chosen = law_from(law, runs.columns).with_(fixed=dict(fixed))
+    table, notes = _usable(chosen, runs, by, weights)
+    if by is not None:
+        if by not in table:
+            raise ConfigError(
+                f"by={by!r} is no column of the runs; they have {', '.join(map(str, table.columns[:30]))}"
+            )
+        levels = sorted(table[by].astype(str).unique())
+        chosen = chosen.crossed(by, levels, share)
+    w = _weights(table, weights)
+    if not chosen.in_algebra:
+        from scalinglab import freeform
+
+        return freeform.fit(chosen, table, objective, w, tuple(notes), np.random.default_rng(rng))
+    encoding = encode(chosen, table)
+    _check_design(encoding, table)
+    y = np.log(table["loss"].to_numpy(np.float64))
+    generator = np.random.default_rng(rng)
+    best, search, others = _search(encoding, table, y, w, objective, generator)
+    power = 0.0
+    if isinstance(objective, Gaussian) and objective.variance != "constant":
+        w2, power, note = _variance_weights(encoding, table, best, y, w, objective)
+        if power:
+            notes.append(note)
+            w = w2
+            best = solve(encoding.problem, best.theta, y, w, objective)
+    return _finish(chosen, table, encoding, best, search, others, objective, w, power, notes)
+
+
+def _finish(
+    law: Law,
+    table: pd.DataFrame,
+    encoding: Encoding,
+    best: Solution,
+    search: Search,
+    others: Array,
+    objective: Objective,
+    w: Array,
+    power: float,
+    notes: list[str],
+) -> Fit:
+    theta = best.theta[0]
+    params = encoding.frame(theta).iloc[0].rename(None)
+    checks = dx.check_fit(law, table, encoding, theta, w, search, params)
+    status = _status(best, search, checks, encoding, theta)
+    made = Fit(
+        law, params, float(best.objective[0]), objective, status, search, table, w, theta, float(best.scale[0, 0]),
+        power, tuple(checks), tuple(notes), _provenance(table), others,
+    )  # fmt: skip
+    if status in ("max_iter", "failed"):
+        warnings.warn(f"law {law.key!r}: {dx.STATUS_MEANING[status]}", ConvergenceWarning, stacklevel=3)
+    elif status == "not_identified":
+        blocked = [c for c in checks if c.level == "block"]
+        why = blocked[0].action if blocked else dx.STATUS_MEANING[status]
+        warnings.warn(f"law {law.key!r}: {why}", IdentifiabilityWarning, stacklevel=3)
+    return made
+
+
+def _usable(law: Law, runs: pd.DataFrame, by: str | None, weights: Any) -> tuple[pd.DataFrame, list[str]]:
+    """The rows and columns that enter a fit; what was left out is said."""
+    if not isinstance(runs, pd.DataFrame):
+        raise SchemaError(
+            f"runs is a {type(runs).__name__}; give a run table (pandas DataFrame), e.g. from read_runs(path)"
+        )
+    if "loss" not in runs.columns:
+        raise SchemaError(f"the run table has no column 'loss'; it has {', '.join(map(str, runs.columns[:30]))}")
+    if not len(runs):
+        raise FitError("the run table has no rows")
+    notes: list[str] = []
+    keep = np.ones(len(runs), bool)
+    if "status" in runs.columns:
+        lost = runs["status"].astype("string").str.lower().isin(_NOT_A_RUN).to_numpy(bool, na_value=False)
+        if lost.any():
+            keep &= ~lost
+            names = runs.loc[lost, "run_id"].astype(str).unique()[:5] if "run_id" in runs else []
+            message = f"{int(lost.sum())} rows with status diverged, failed or killed are left out ({', '.join(names)})"
+            warnings.warn(message, DroppedRunsWarning, stacklevel=4)
+            notes.append(message)
+    loss = pd.to_numeric(runs["loss"], errors="coerce").to_numpy(np.float64)
+    bad = keep & ~(np.isfinite(loss) & (loss > 0))
+    if bad.any():
+        at = int(np.flatnonzero(bad)[0])
+        raise SchemaError(
+            f"loss is {runs['loss'].iloc[at]!r} at row index {runs.index[at]} ({int(bad.sum())} such rows): losses must be "
+            "positive numbers in nats per token; mark lost runs with status 'diverged' or drop the rows"
+        )
+    wanted = {
+        "run_id",
+        "loss",
+        "loss_se",
+        "params",
+        "tokens",
+        "depth",
+        "width",
+        "flops",
+        "architecture",
+        "seed",
+        "step",
+        "match_group",
+    }
+    wanted |= set(law.reads) | {p for d in law.reads & set(DERIVED_COLUMNS) for p in ("depth", "width", "aspect")}
+    wanted |= {by} if by else set()
+    wanted |= {weights} if isinstance(weights, str) else set()
+    wanted |= set(map(str, runs.columns)) if law.function is not None else set()
+    table = runs.loc[keep, [c for c in runs.columns if c in wanted]].reset_index(drop=True)
+    table["loss"] = loss[keep]
+    if not len(table):
+        raise FitError("no row is left to fit: all runs have status diverged, failed or killed")
+    if "run_id" not in table:
+        table["run_id"] = [f"row{i}" for i in range(len(table))]
+        notes.append("no run_id: each row is taken as its own run")
+    rows_per_run = len(table) / table["run_id"].nunique()
+    if rows_per_run > 1:
+        notes.append(
+            f"{rows_per_run:.1f} rows per run: intervals leave out whole runs; checkpoints of a decaying schedule are not "
+            "final losses"
+        )
+    table.attrs = dict(runs.attrs)
+    return table, notes
+
+
+def _weights(table: pd.DataFrame, weights: str | Array | None) -> Array:
+    n = len(table)
+    if weights is None:
+        return np.ones(n)
+    if isinstance(weights, str):
+        if weights not in table:
+            raise ConfigError(f"weights={weights!r} is no column of the runs")
+        w = pd.to_numeric(table[weights], errors="coerce").to_numpy(np.float64)
+        if weights == "loss_se":
+            w = (table["loss"].to_numpy(np.float64) / w) ** 2
+    else:
+        w = np.asarray(weights, dtype=np.float64)
+        if w.shape != (n,):
+            raise ConfigError(f"weights have shape {w.shape}; the fit has {n} rows")
+    if not (np.isfinite(w).all() and (w >= 0).all() and w.sum() > 0):
+        raise ConfigError("weights must be finite and not negative, with at least one positive")
+    return w * (n / w.sum())
+
+
+def _check_design(encoding: Encoding, table: pd.DataFrame) -> None:
+    """Refuse what no optimiser can answer, in words about runs and columns."""
+    law, p = encoding.law, encoding.problem.size
+    runs = table["run_id"].nunique()
+    if runs < p:
+        raise FitError(
+            f"law {law.key!r} has {p} free parameters and the table only {runs} runs: fix or share parameters "
+            "(fixed=, share=), or take a smaller law"
+        )
+    for k, block in enumerate(encoding.problem.blocks):
+        rank = np.linalg.matrix_rank(block.X) if len(block.X) <= 20_000 else block.X.shape[1]
+        if rank < block.X.shape[1]:
+            names = [encoding.coordinates[i] for i in block.index]
+            features = {c for t in _terms(law) for c in expressions_of(t, names)}
+            seen = {c: table[c].nunique() for c in sorted(features) if c in table}
+            told = ", ".join(f"{c} takes {v} value{'s' * (v != 1)}" for c, v in seen.items()) or f"term {k + 1}"
+            raise FitError(
+                f"law {law.key!r} can't tell {', '.join(names)} apart on these runs ({told}): "
+                "add runs that vary it, or take a law without it"
+            )
+
+
+def _terms(law: Law) -> list[Any]:
+    terms, groups = law.structure
+    return terms + [t for g in groups for t in g.terms]
+
+
+def expressions_of(term: Any, names: list[str]) -> set[str]:
+    """Columns behind the coefficients of a term that are among the (possibly crossed) parameter names."""
+    plain = {n.split("[")[0] for n in names}
+    out: set[str] = set()
+    for c in term.coefficients:
+        if c.name in plain:
+            for column in expressions.names(c.feature) & COLUMNS:
+                out |= {"depth", "width"} if column in DERIVED_COLUMNS else {column}
+    return out
+
+
+def _search(
+    encoding: Encoding, table: pd.DataFrame, y: Array, w: Array, objective: Objective, rng: np.random.Generator
+) -> tuple[Solution, Search, Array]:
+    """Best optimum over projected starts; more starts until three agree, at most three rounds."""
+    problem = encoding.problem
+    found: Solution | None = None
+    total = 0
+    for attempt in range(3):
+        starts = _starts(encoding, table, y, w, rng, 8 if attempt == 0 else 4, 8 if attempt == 0 else 40)
+        total += len(starts)
+        # a few Gaussian steps first: its surface is smooth where Huber's with a small delta is nearly piecewise linear
+        near = solve(problem, starts, y, w, Gaussian(on=objective.on, variance="constant"), max_iter=12)
+        ok = np.isfinite(near.objective)
+        if not ok.any():
+            continue
+        part = solve(problem, near.theta[ok], y, w, objective, max_iter=60 + 140 * attempt)
+        # starts that ran out of steps near the best go on; hopeless ones don't
+        level = np.nanmin(np.where(np.isfinite(part.objective), part.objective, np.inf))
+        close = ~part.converged & (part.objective <= level + 0.1 * abs(level))
+        if close.any():
+            more = solve(problem, part.theta[close], y, w, objective, max_iter=400)
+            part = _replace(part, np.flatnonzero(close), more)
+        found = part if found is None else _joined(found, part)
+        best = float(np.nanmin(found.objective))
+        tolerance = (1e-6 if objective.needs_scale else _SAME_OPTIMUM) * abs(best) + 1e-22
+        agreeing = int((found.converged & (found.objective <= best + tolerance)).sum())
+        if agreeing >= min(_AGREEING, total):
+            break
+    if found is None or not np.isfinite(found.objective).any():
+        raise FitError(
+            f"law {encoding.law.key!r}: no start gives a finite objective; check units and ranges of the columns it reads"
+        )
+    order = np.argsort(np.where(np.isfinite(found.objective), found.objective, np.inf), kind="stable")
+    order = order[np.argsort(~found.converged[order] & (found.objective[order] <= best + tolerance), kind="stable")]
+    k = int(order[0])
+    if found.objective[k] > best + tolerance:  # the best one is not converged: still the best
+        k = int(np.nanargmin(found.objective))
+    minima = [k]
+    for i in order:
+        if found.converged[i] and all(
+            abs(found.objective[i] - found.objective[j]) > 1e-6 * abs(best) + 1e-22 for j in minima
+        ):
+            minima.append(int(i))
+    near_best = np.isfinite(found.objective) & (found.objective <= best + 0.01 * abs(best))
+    spread = np.ptp(encoding.natural(found.theta[near_best]), axis=0)
+    rivals = [i for i in minima[1:] if found.objective[i] <= best + 0.25 * abs(best)][:2]
+    one = Solution(*(getattr(found, f)[[k]] for f in Solution.__dataclass_fields__))
+    search = Search(total, agreeing, len(minima), dict(zip(encoding.names, spread.tolist(), strict=True)))
+    return one, search, found.theta[rivals]
+
+
+def _starts(
+    encoding: Encoding, table: pd.DataFrame, y: Array, w: Array, rng: np.random.Generator, best: int, more: int
+) -> Array:
+    """Projected starts; a crossed law starts from the common one, with the per-level parameters jittered."""
+    law = encoding.law
+    if not law.levels:
+        return projected_starts(encoding, y, w, best=best, more=more, rng=rng)
+    from dataclasses import replace
+
+    common = replace(
+        law, by=None, levels=(), shared=frozenset(), fixed={k: v for k, v in law.fixed.items() if "[" not in k}
+    )
+    pooled = encode(common, table)
+    starts = projected_starts(pooled, y, w, best=4, more=0, rng=rng)
+    solved = solve(pooled.problem, starts, y, w, Gaussian(variance="constant"), max_iter=60)
+    values = pooled.frame(solved.theta)
+    out = []
+    for k in range(min(best + more, 16)):
+        row = values.iloc[k % len(values)]
+        full = {name: row[name.split("[")[0]] for name in encoding.names}
+        theta = encoding.internal(full)
+        jitter = 0.0 if k < len(values) else 0.15
+        out.append(theta + jitter * rng.standard_normal(len(theta)) * (np.abs(theta) > 0))
+    return np.stack(out)
+
+
+def _better(a: Solution, b: Solution) -> Solution:
+    take = (b.objective < a.objective) | (~np.isfinite(a.objective) & np.isfinite(b.objective))
+    return _replace(a, np.flatnonzero(take), Solution(*(getattr(b, f)[take] for f in Solution.__dataclass_fields__)))
+
+
+def _replace(a: Solution, rows: NDArray[np.intp], part: Solution) -> Solution:
+    fields = {}
+    for name in Solution.__dataclass_fields__:
+        values = getattr(a, name).copy()
+        values[rows] = getattr(part, name)
+        fields[name] = values
+    return Solution(**fields)
+
+
+def _joined(a: Solution, b: Solution) -> Solution:
+    return Solution(*(np.concatenate([getattr(a, f), getattr(b, f)]) for f in Solution.__dataclass_fields__))
+
+
+def _variance_weights(
+    encoding: Encoding, table: pd.DataFrame, best: Solution, y: Array, w: Array, objective: Gaussian
+) -> tuple[Array, float, str]:
+    """Weights 1 / (tau^2 + v(loss)), v = sigma^2 loss^(2 p), where seed replicates let p be estimated."""
+    predicted = problem_log_loss(encoding, best)
+    if isinstance(objective.variance, float | int):
+        power = float(objective.variance)
+        v = np.exp(2 * power * (predicted - predicted.mean()))
+        return _scaled(w / v), power, f"weights from a given variance power {power:g}"
+    estimate = dx.seed_variance(table, y, predicted)
+    if estimate is None or estimate.df < 12:
+        return w, 0.0, ""
+    v = estimate.sigma2 * np.exp(2 * estimate.power * (predicted - predicted.mean()))
+    note = (
+        f"weighted by seed variance: SD of log loss grows as loss^{estimate.power:.2f} "
+        f"({estimate.df} replicate degrees of freedom, tau {estimate.tau2**0.5:.2g})"
+    )
+    return _scaled(w / (estimate.tau2 + v)), estimate.power, note
+
+
+def problem_log_loss(encoding: Encoding, best: Solution) -> Array:
+    """Predicted log loss [n] of a single solution."""
+    return encoding.problem.log_loss(best.theta)[0]
+
+
+def _scaled(w: Array) -> Array:
+    return w * (len(w) / w.sum())
+
+
+def _status(best: Solution, search: Search, checks: list[dx.Check], encoding: Encoding, theta: Array) -> Status:
+    if not np.isfinite(best.objective[0]):
+        return "failed"
+    if not best.converged[0] or not search.certified:
+        return "max_iter"
+    if any(c.level == "block" and c.identifies for c in checks):
+        return "not_identified"
+    problem = encoding.problem
+    collapsed = (theta[problem.amplitudes] <= COLLAPSED).any()
+    bounded = ((theta <= problem.lower) | (theta >= problem.upper)) & (problem.lower < problem.upper)
+    return "at_bound" if collapsed or bounded.any() else "converged"
+
+
+def _provenance(table: pd.DataFrame) -> dict[str, Any]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    def installed(name: str) -> str:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            return "source"
+
+    return {
+        "source": table.attrs.get("source", []),
+        "params": table.attrs.get("params", "as given"),
+        "mapping": table.attrs.get("mapping", {}),
+        "versions": {name: installed(name) for name in ("scalinglab", "numpy", "scipy", "pandas")},
+    }

@@ -116,14 +116,18 @@ class Problem:
         return self._cache["atoms"]  # type: ignore[return-value]
 
     @property
-    def pairs(self) -> list[tuple[int, list[tuple[int, Array, NDArray[np.intp], NDArray[np.intp]]]]]:
-        """For each atom a: (b, products [n, m], rows [m], columns [m]) of atoms b >= a, without products that vanish."""
+    def pairs(self) -> tuple[list[_Pair], int, NDArray[np.intp], Array | None]:
+        """What the Hessian sums: pairs of atoms a <= b, the number of sums, and where each Hessian entry finds its own.
+
+        The third is [P, P], the row of each entry among the sums. Where parameters are tied across terms several sums feed
+        one entry; the fourth is then their incidence [P, P, sums], else None.
+        """
         if "pairs" not in self._cache:
-            self._cache["pairs"] = [
-                (a, [(b, *_products(x, y, a == b)) for b, y in enumerate(self.atoms) if a <= b])
-                for a, x in enumerate(self.atoms)
-            ]
+            self._cache["pairs"] = _pairs(self.atoms, self.size)
         return self._cache["pairs"]  # type: ignore[return-value]
+
+
+_Pair = tuple[int, int, Array, slice]  # atoms a, b; products of their features [n, m]; their rows among the sums
 
 
 class Scratch:
@@ -295,30 +299,52 @@ def derivatives(
     gradient = np.zeros((P, R))
     for atom, part in zip(problem.atoms, pulled, strict=True):
         gradient[atom.index] -= (part @ atom.X).T
-    H = np.zeros((P, P, R))
+    pairs, count, home, tied = problem.pairs
+    sums = np.zeros((count + 1, R))  # the last row stays 0: home of entries that no pair feeds
     weight, outer_a = take(m.shape), take(m.shape)
-    for a, pairs in problem.pairs:
-        np.multiply(outer, first[a], out=outer_a)
-        for b, products, i, j in pairs:
-            np.multiply(outer_a, first[b], out=weight)
-            bent = shares.second(a, b)
-            if bent is first[a]:
-                weight -= pulled[a]
-            elif bent is not None:
-                weight -= psi * bent
-            s = (weight @ products).T
-            H[i, j] += s
-            if a != b:
-                H[j, i] += s
-    upper = np.triu_indices(P, 1)
-    H[upper[1], upper[0]] = H[upper]
+    for a, b, products, rows in pairs:
+        if a == b:
+            np.multiply(outer, first[a], out=outer_a)
+        np.multiply(outer_a, first[b], out=weight)
+        bent = shares.second(a, b)
+        if bent is first[a]:
+            weight -= pulled[a]
+        elif bent is not None:
+            weight -= psi * bent
+        sums[rows] = (weight @ products).T
+    H = sums[home] if tied is None else np.einsum("pqs,sr->pqr", tied, sums)
     return total, gradient, H
+
+
+def _pairs(atoms: tuple[Block, ...], P: int) -> tuple[list[_Pair], int, NDArray[np.intp], Array | None]:
+    pairs: list[_Pair] = []
+    entries: list[tuple[int, int, int]] = []  # sum, row and column of the Hessian
+    count = 0
+    for a, x in enumerate(atoms):
+        for b in range(a, len(atoms)):
+            products, i, j = _products(x, atoms[b], a == b)
+            pairs.append((a, b, products, slice(count, count + len(i))))
+            for k, (p, q) in enumerate(zip(i.tolist(), j.tolist(), strict=True)):
+                entries.append((count + k, p, q))
+                if a != b or p != q:
+                    entries.append((count + k, q, p))
+            count += len(i)
+    home = np.full((P, P), count, dtype=np.intp)
+    tied = len({(p, q) for _, p, q in entries}) < len(entries)
+    for s, p, q in entries:
+        home[p, q] = s
+    if not tied:
+        return pairs, count, home, None
+    incidence = np.zeros((P, P, count + 1))
+    for s, p, q in entries:
+        incidence[p, q, s] += 1.0
+    return pairs, count, home, incidence
 
 
 def _products(x: Block, y: Block, same: bool) -> tuple[Array, NDArray[np.intp], NDArray[np.intp]]:
     """Products of the features of two atoms that don't vanish on all rows, and where they go in the Hessian.
 
-    For an atom with itself only the upper triangle is kept; the derivative pass mirrors it.
+    For an atom with itself only one of each mirrored pair is kept.
     """
     keep: list[tuple[int, int]] = []
     columns = []
@@ -331,6 +357,4 @@ def _products(x: Block, y: Block, same: bool) -> tuple[Array, NDArray[np.intp], 
     products = np.stack(columns, 1) if columns else np.zeros((len(x.X), 0))
     i = np.array([x.index[p] for p, _ in keep], dtype=np.intp)
     j = np.array([y.index[q] for _, q in keep], dtype=np.intp)
-    if same:  # the triangle that is kept must be the upper one of theta, whatever the order of index
-        i, j = np.minimum(i, j), np.maximum(i, j)
     return products, i, j

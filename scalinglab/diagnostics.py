@@ -60,7 +60,7 @@ def check_fit(
     J = problem.jacobian(theta) * root[:, None]
     e = (y - predicted) * root
     checks = [
-        *_search_checks(search),
+        *search_checks(search),
         *_conditioning(law, runs, J[:, free], theta, encoding, root),
         *design_checks(law, runs),
         *_parameters(law, encoding, params, y),
@@ -78,11 +78,13 @@ def _free(encoding: Encoding, theta: Array) -> NDArray[np.intp]:
     return np.flatnonzero(~held)
 
 
-def _graded(value: float, warn: float, block: float) -> Grade:
+def graded(value: float, warn: float, block: float) -> Grade:
+    """Level of a statistic that should be small."""
     return "block" if value > block or not np.isfinite(value) else "warn" if value > warn else "ok"
 
 
-def _search_checks(search: Search) -> list[Check]:
+def search_checks(search: Search) -> list[Check]:
+    """Whether the optimum was reached from several starts, and whether there are others."""
     lonely = not search.certified
     return [
         Check(
@@ -125,10 +127,10 @@ def _conditioning(law: Law, runs: pd.DataFrame, J: Array, theta: Array, encoding
         for v in loose
     )
     return [
-        Check("conditioning, centred", centred, _graded(centred, 100, 1000), "NOT_IDENTIFIED" if centred > 1000 else "ILL_CONDITIONED",
+        Check("conditioning, centred", centred, graded(centred, 100, 1000), "NOT_IDENTIFIED" if centred > 1000 else "ILL_CONDITIONED",
               f"the runs hardly separate the parameters (condition number {centred:.3g}); add runs off the line they lie on, or drop a term",
               identifies=True),
-        Check("conditioning, uncentred", uncentred, _graded(uncentred, 1e3, 1e4), "ILL_CONDITIONED_RAW",
+        Check("conditioning, uncentred", uncentred, graded(uncentred, 1e3, 1e4), "ILL_CONDITIONED_RAW",
               "amplitudes trade off with exponents: quote predictions and exponents, not amplitudes"),
         Check("sloppy directions", float(len(loose)), "warn" if loose else "ok", "SLOPPY",
               f"weakly determined together: {told}" if told else "no direction is sloppy"),
@@ -172,7 +174,7 @@ def design_checks(law: Law, runs: pd.DataFrame) -> list[Check]:
                 r = np.corrcoef(np.log(per_run["depth"].to_numpy(np.float64)), np.log(n))[0, 1]
             vif = float(1 / max(1e-12, 1 - r * r)) if np.isfinite(r) else float("inf")
             out.append(Check(
-                "collinearity of ln depth and ln params (VIF)", vif, _graded(vif, 5, 10), "DEPTH_SIZE_COLLINEAR",
+                "collinearity of ln depth and ln params (VIF)", vif, graded(vif, 5, 10), "DEPTH_SIZE_COLLINEAR",
                 "deeper runs are larger runs: take the size effect from elsewhere or add runs of equal size"))  # fmt: skip
     return out
 
@@ -269,12 +271,16 @@ class SeedVariance:
     df: int
 
 
-def _cells(runs: pd.DataFrame) -> Array | None:
+def _cells(runs: pd.DataFrame) -> NDArray[np.int64] | None:
     """Cell number of each row: same design, different run. None without columns to tell."""
     keys = [c for c in ("architecture", "match_group", "params", "tokens", "depth", "width", "lr") if c in runs]
     if not {"params", "tokens"} & set(keys):
         return None
-    return runs.groupby(keys, dropna=False, sort=False).ngroup().to_numpy()
+    code = np.zeros(len(runs), dtype=np.int64)
+    for c in keys:
+        one = pd.factorize(runs[c], use_na_sentinel=False)[0]
+        code = np.unique(code * (int(one.max()) + 1) + one, return_inverse=True)[1]
+    return code
 
 
 def seed_variance(runs: pd.DataFrame, y: Array, predicted: Array) -> SeedVariance | None:
@@ -340,17 +346,17 @@ def _influence(runs: pd.DataFrame, J: Array, e: Array) -> list[Check]:
     if not np.isfinite(R).all() or np.abs(np.diag(R)).min() <= 0:
         return []
     s2 = float(e @ e) / max(1, n - P)
+    # per run: its block of Q'Q, whose nonzero eigenvalues are those of its block of the hat matrix
     order = np.argsort(code, kind="stable")
-    edges = np.concatenate([[0], np.cumsum(np.bincount(code))])
-    cook, share, top = np.zeros(G), np.zeros(G), np.zeros(G)
-    for g in range(G):
-        rows = order[edges[g] : edges[g + 1]]
-        q = Q[rows]
-        gram = q.T @ q  # its nonzero eigenvalues are those of the run's block of the hat matrix
-        share[g] = np.trace(gram)
-        top[g] = np.linalg.eigvalsh(gram)[-1]
-        step = np.linalg.lstsq(np.eye(P) - gram, q.T @ e[rows], rcond=None)[0]  # R (theta - theta_(g))
-        cook[g] = step @ step / (P * s2) if s2 > 0 else 0.0
+    edges = np.concatenate([[0], np.cumsum(np.bincount(code))[:-1]])
+    q = Q[order]
+    gram = np.add.reduceat(q[:, :, None] * q[:, None, :], edges)
+    pull = np.add.reduceat(q * e[order, None], edges)
+    share = np.trace(gram, axis1=1, axis2=2)
+    top = np.linalg.eigvalsh(gram)[:, -1]
+    rest = np.eye(P) - gram + 1e-12 * np.eye(P)  # a run that alone determines a parameter leaves this singular
+    step = np.linalg.solve(rest, pull[:, :, None])[:, :, 0]  # R (theta - theta without the run), one step
+    cook = (step * step).sum(1) / (P * s2) if s2 > 0 else np.zeros(G)
     median = float(fdtri(P, max(1, n - P), 0.5))
     k, h = int(cook.argmax()), int(top.argmax())
     return [
@@ -388,4 +394,4 @@ def _curvature(encoding: Encoding, theta: Array, free: NDArray[np.intp], root: A
     bend = (encoding.problem.log_loss(theta + h * move) + encoding.problem.log_loss(theta - h * move) - 2 * f0) / h**2
     tangential = (bend * root) @ Q
     value = float(np.sqrt((tangential**2).sum(1).mean()) / (s * np.sqrt(P)) * np.sqrt(fdtri(P, n - P, 0.95)))
-    return Check(name, value, _graded(value, 0.3, 1.0), "CURVED", action)
+    return Check(name, value, graded(value, 0.3, 1.0), "CURVED", action)

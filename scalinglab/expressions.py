@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,7 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 }
 
 
+@lru_cache(maxsize=1024)
 def parse(text: str, *, what: str = "expression") -> ast.expr:
     """Parse `text` into a checked syntax tree.
 

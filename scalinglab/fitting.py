@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -210,16 +210,16 @@ class Fit:
 
     def save(self, path: str | Path) -> Path:
         """Write the fit as JSON (atomically): parameters, intervals, checks, data used, provenance."""
-        from scalinglab import records
+        from scalinglab import fitfile
 
-        return records.save(self, path)
+        return fitfile.save(self, path)
 
     @classmethod
     def load(cls, path: str | Path) -> Fit:
         """Read a fit that `save` wrote. Raises SchemaError on a file of another kind or version."""
-        from scalinglab import records
+        from scalinglab import fitfile
 
-        return records.load(path)
+        return fitfile.load(path)
 
     def __repr__(self) -> str:
         values = ", ".join(f"{k}={v:.4g}" for k, v in self.params.items())
@@ -580,17 +580,16 @@ def _status(best: Solution, search: Search, checks: list[dx.Check], encoding: En
 
 
 def _provenance(table: pd.DataFrame) -> dict[str, Any]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    def installed(name: str) -> str:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            return "source"
-
     return {
         "source": table.attrs.get("source", []),
         "params": table.attrs.get("params", "as given"),
         "mapping": table.attrs.get("mapping", {}),
-        "versions": {name: installed(name) for name in ("scalinglab", "numpy", "scipy", "pandas")},
+        "versions": _versions(),
     }
+
+
+@cache
+def _versions() -> dict[str, str]:
+    from scalinglab import __version__
+
+    return {"scalinglab": __version__, "numpy": np.__version__, "pandas": pd.__version__}

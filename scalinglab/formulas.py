@@ -16,6 +16,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from scalinglab import expressions
 from scalinglab.errors import ConfigError
@@ -63,7 +64,8 @@ class _Product:
     factors: list[str] = field(default_factory=list)
 
 
-def parse_law(text: str, columns: Collection[str]) -> tuple[list[Term], list[Group]]:
+@lru_cache(maxsize=512)
+def parse_law(text: str, columns: frozenset[str]) -> tuple[list[Term], list[Group]]:
     """Terms on their own and groups under an outer exponent of a law's formula.
 
     Raises

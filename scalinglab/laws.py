@@ -64,7 +64,7 @@ class Law:
         """Terms and groups; raises OutsideAlgebra where the formula has none."""
         if self.function is not None:
             raise OutsideAlgebra(f"law {self.key!r} is a Python function, not a formula of the algebra")
-        return parse_law(self.formula, self.columns | set(self.constants))
+        return parse_law(self.formula, frozenset(self.columns | set(self.constants)))
 
     @property
     def in_algebra(self) -> bool:

@@ -1,0 +1,110 @@
+"""scalinglab: shape-aware scaling laws with honest error bars.
+
+Does depth help, for which residual and normalisation architecture, and is that real or an artefact of mis-scaled training?
+
+    from scalinglab import fit, read_runs
+    print(fit("shape", read_runs("runs.csv")).summary())
+
+Names are loaded on first use, so that importing the package costs milliseconds.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0.dev0"
+
+if TYPE_CHECKING:
+    from scalinglab.comparison import Comparison, compare
+    from scalinglab.design import Audit, audit
+    from scalinglab.errors import (
+        ConfigError,
+        ConvergenceWarning,
+        DroppedRunsWarning,
+        FitError,
+        IdentifiabilityWarning,
+        ScalinglabError,
+        ScalinglabWarning,
+        SchemaError,
+    )
+    from scalinglab.fitting import Fit, fit
+    from scalinglab.frontier import Frontier, optimal
+    from scalinglab.laws import LAWS, Law
+    from scalinglab.objectives import Gaussian, Huber, Robust, StudentT
+    from scalinglab.published import published_fits
+    from scalinglab.readers import read_runs
+    from scalinglab.shapes import Shape
+    from scalinglab.simulation import simulate
+    from scalinglab.uncertainty import Interval, Resampling, bootstrap, delta, fieller, jackknife, optimal_aspect, profile
+
+_HOME = {
+    "comparison": ("Comparison", "compare"),
+    "design": ("Audit", "audit"),
+    "errors": (
+        "ConfigError", "ConvergenceWarning", "DroppedRunsWarning", "FitError", "IdentifiabilityWarning", "ScalinglabError",
+        "ScalinglabWarning", "SchemaError",
+    ),
+    "fitting": ("Fit", "fit"),
+    "frontier": ("Frontier", "optimal"),
+    "laws": ("LAWS", "Law"),
+    "objectives": ("Gaussian", "Huber", "Robust", "StudentT"),
+    "published": ("published_fits",),
+    "readers": ("read_runs",),
+    "shapes": ("Shape",),
+    "simulation": ("simulate",),
+    "uncertainty": (
+        "Interval", "Resampling", "bootstrap", "delta", "fieller", "jackknife", "optimal_aspect", "profile",
+    ),
+}  # fmt: skip
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [
+    "LAWS",
+    "Audit",
+    "Comparison",
+    "ConfigError",
+    "ConvergenceWarning",
+    "DroppedRunsWarning",
+    "Fit",
+    "FitError",
+    "Frontier",
+    "Gaussian",
+    "Huber",
+    "IdentifiabilityWarning",
+    "Interval",
+    "Law",
+    "Resampling",
+    "Robust",
+    "ScalinglabError",
+    "ScalinglabWarning",
+    "SchemaError",
+    "Shape",
+    "StudentT",
+    "__version__",
+    "audit",
+    "bootstrap",
+    "compare",
+    "delta",
+    "fieller",
+    "fit",
+    "jackknife",
+    "optimal",
+    "optimal_aspect",
+    "profile",
+    "published_fits",
+    "read_runs",
+    "simulate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'scalinglab' has no attribute {name!r}")
+    value = getattr(import_module(f"scalinglab.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

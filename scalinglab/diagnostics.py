@@ -18,7 +18,7 @@ from scalinglab.laws import R0, Law
 from scalinglab.solver import COLLAPSED
 
 if TYPE_CHECKING:
-    from scalinglab.fitting import Search
+    from scalinglab.search import Search
 
 Array = NDArray[np.float64]
 Grade = Literal["ok", "warn", "block"]

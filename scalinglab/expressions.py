@@ -150,10 +150,10 @@ def _value(node: ast.AST, values: Mapping[str, Any], text: str, what: str) -> An
                 return out
             case ast.Compare(left=left, ops=ops, comparators=comparators):
                 sides = [_value(n, values, text, what) for n in (left, *comparators)]
-                out = True
-                for a, op, b in zip(sides, ops, sides[1:], strict=False):
-                    out = np.logical_and(out, _COMPARE[type(op)](a, b))
-                return out
+                held: Any = True
+                for a, how, b in zip(sides, ops, sides[1:], strict=False):
+                    held = np.logical_and(held, _COMPARE[type(how)](a, b))
+                return held
             case ast.Call(func=ast.Name(id=name), args=args):
                 return FUNCTIONS[name](*(_value(a, values, text, what) for a in args))
     except (TypeError, ValueError, OverflowError, ZeroDivisionError) as error:

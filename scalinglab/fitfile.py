@@ -89,7 +89,8 @@ def load(path: str | Path) -> Fit:
     """
     import msgspec
 
-    from scalinglab.fitting import Fit, Search
+    from scalinglab.fitting import Fit
+    from scalinglab.search import Search
 
     path = Path(path)
     try:
@@ -97,13 +98,18 @@ def load(path: str | Path) -> Fit:
     except OSError as error:
         raise SchemaError(f"{path}: can't be read ({error.strerror})") from None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise SchemaError(f"{path}: not a fit record ({error}); write one with fit.save(path) or `scalinglab fit`") from None
+        raise SchemaError(
+            f"{path}: not a fit record ({error}); write one with fit.save(path) or `scalinglab fit`"
+        ) from None
     if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
         found = raw.get("schema") if isinstance(raw, dict) else type(raw).__name__
         raise SchemaError(f"{path}: schema is {found!r}, this version reads {SCHEMA!r}")
     try:
         runs = pd.DataFrame({c: _values(v) for c, v in raw["runs"].items()})
-        runs.attrs = {"source": raw["provenance"].get("source", []), "params": raw["provenance"].get("params", "as given")}
+        runs.attrs = {
+            "source": raw["provenance"].get("source", []),
+            "params": raw["provenance"].get("params", "as given"),
+        }
         params = pd.Series({k: _number(v) for k, v in raw["params"].items()}, dtype=np.float64)
         weights = np.ones(len(runs)) if raw["weights"] is None else np.asarray(raw["weights"], dtype=np.float64)
         theta = np.array([_number(v) for v in raw["theta"]], dtype=np.float64)

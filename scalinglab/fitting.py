@@ -25,8 +25,8 @@ from scalinglab.errors import (
 )
 from scalinglab.laws import COLUMNS, DERIVED_COLUMNS, Law, Level, law_from
 from scalinglab.objectives import Gaussian, Objective, Robust, parse_objective
+from scalinglab.search import Search, better_of, find_optimum
 from scalinglab.solver import COLLAPSED, Solution, solve
-from scalinglab.starts import projected_starts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,27 +34,7 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 Status = Literal["converged", "max_iter", "at_bound", "not_identified", "failed"]
 
-_SAME_OPTIMUM = 1e-8  # relative difference in objective between starts that found the same optimum
-_AGREEING = 3  # starts that must reach the best optimum before it is certified
 _NOT_A_RUN = frozenset({"diverged", "failed", "killed", "crashed", "nan", "restarted"})
-
-
-@dataclass(frozen=True)
-class Search:
-    """How the optimum was looked for: starts tried, how many reached the best one, and what else was found.
-
-    `valley` is, per parameter, the spread over solutions within 1 % of the best objective.
-    """
-
-    starts: int
-    agreeing: int
-    distinct_minima: int
-    valley: dict[str, float]
-
-    @property
-    def certified(self) -> bool:
-        """Whether at least three starts ended in the best optimum."""
-        return self.agreeing >= min(_AGREEING, self.starts)
 
 
 @dataclass(frozen=True)
@@ -185,7 +165,7 @@ class Fit:
         for theta in starts:  # other minima of the full data may be the best of a replicate
             theta = np.where(theta <= COLLAPSED, COLLAPSED, theta)
             found = solve(self.encoding.problem, np.repeat(theta[None], count, 0), y, w, estimator)
-            best = found if best is None else _better(best, found)
+            best = found if best is None else better_of(best, found)
         assert best is not None
         return Replicates(self.encoding.frame(best.theta), best.objective, best.converged)
 
@@ -233,7 +213,7 @@ def fit(
     objective: Objective | str = Gaussian(),  # noqa: B008 - frozen
     by: str | None = None,
     share: Iterable[str] | Level | None = (),
-    fixed: Mapping[str, float] = {},  # noqa: B006 - never mutated
+    fixed: Mapping[str, float] = {},
     weights: str | Array | None = None,
     rng: int | np.random.Generator = 0,
 ) -> Fit:
@@ -282,7 +262,7 @@ def fit(
     _check_design(encoding, table)
     y = np.log(table["loss"].to_numpy(np.float64))
     generator = np.random.default_rng(rng)
-    best, search, others = _search(encoding, table, y, w, objective, generator)
+    best, search, others = find_optimum(encoding, table, y, w, objective, generator)
     power = 0.0
     if isinstance(objective, Gaussian) and objective.variance != "constant":
         w2, power, note = _variance_weights(encoding, table, best, y, w, objective)
@@ -311,7 +291,7 @@ def _finish(
     status = _status(best, search, checks, encoding, theta)
     made = Fit(
         law, params, float(best.objective[0]), objective, status, search, table, w, theta, float(best.scale[0, 0]),
-        power, tuple(checks), tuple(notes), _provenance(table), others,
+        power, tuple(checks), tuple(notes), provenance(table), others,
     )  # fmt: skip
     if status in ("max_iter", "failed"):
         warnings.warn(f"law {law.key!r}: {dx.STATUS_MEANING[status]}", ConvergenceWarning, stacklevel=3)
@@ -417,7 +397,7 @@ def _check_design(encoding: Encoding, table: pd.DataFrame) -> None:
         rank = np.linalg.matrix_rank(block.X) if len(block.X) <= 20_000 else block.X.shape[1]
         if rank < block.X.shape[1]:
             names = [encoding.coordinates[i] for i in block.index]
-            features = {c for t in _terms(law) for c in expressions_of(t, names)}
+            features = {c for t in _terms(law) for c in _columns_behind(t, names)}
             seen = {c: table[c].nunique() for c in sorted(features) if c in table}
             told = ", ".join(f"{c} takes {v} value{'s' * (v != 1)}" for c, v in seen.items()) or f"term {k + 1}"
             raise FitError(
@@ -431,7 +411,7 @@ def _terms(law: Law) -> list[Any]:
     return terms + [t for g in groups for t in g.terms]
 
 
-def expressions_of(term: Any, names: list[str]) -> set[str]:
+def _columns_behind(term: Any, names: list[str]) -> set[str]:
     """Columns behind the coefficients of a term that are among the (possibly crossed) parameter names."""
     plain = {n.split("[")[0] for n in names}
     out: set[str] = set()
@@ -442,106 +422,11 @@ def expressions_of(term: Any, names: list[str]) -> set[str]:
     return out
 
 
-def _search(
-    encoding: Encoding, table: pd.DataFrame, y: Array, w: Array, objective: Objective, rng: np.random.Generator
-) -> tuple[Solution, Search, Array]:
-    """Best optimum over projected starts; more starts until three agree, at most three rounds."""
-    problem = encoding.problem
-    found: Solution | None = None
-    total = 0
-    for attempt in range(3):
-        starts = _starts(encoding, table, y, w, rng, 8 if attempt == 0 else 4, 8 if attempt == 0 else 40)
-        total += len(starts)
-        # a few Gaussian steps first: its surface is smooth where Huber's with a small delta is nearly piecewise linear
-        near = solve(problem, starts, y, w, Gaussian(on=objective.on, variance="constant"), max_iter=12)
-        ok = np.isfinite(near.objective)
-        if not ok.any():
-            continue
-        part = solve(problem, near.theta[ok], y, w, objective, max_iter=60 + 140 * attempt)
-        # starts that ran out of steps near the best go on; hopeless ones don't
-        level = np.nanmin(np.where(np.isfinite(part.objective), part.objective, np.inf))
-        close = ~part.converged & (part.objective <= level + 0.1 * abs(level))
-        if close.any():
-            more = solve(problem, part.theta[close], y, w, objective, max_iter=400)
-            part = _replace(part, np.flatnonzero(close), more)
-        found = part if found is None else _joined(found, part)
-        best = float(np.nanmin(found.objective))
-        tolerance = (1e-6 if objective.needs_scale else _SAME_OPTIMUM) * abs(best) + 1e-22
-        agreeing = int((found.converged & (found.objective <= best + tolerance)).sum())
-        if agreeing >= min(_AGREEING, total):
-            break
-    if found is None or not np.isfinite(found.objective).any():
-        raise FitError(
-            f"law {encoding.law.key!r}: no start gives a finite objective; check units and ranges of the columns it reads"
-        )
-    order = np.argsort(np.where(np.isfinite(found.objective), found.objective, np.inf), kind="stable")
-    order = order[np.argsort(~found.converged[order] & (found.objective[order] <= best + tolerance), kind="stable")]
-    k = int(order[0])
-    if found.objective[k] > best + tolerance:  # the best one is not converged: still the best
-        k = int(np.nanargmin(found.objective))
-    minima = [k]
-    for i in order:
-        if found.converged[i] and all(
-            abs(found.objective[i] - found.objective[j]) > 1e-6 * abs(best) + 1e-22 for j in minima
-        ):
-            minima.append(int(i))
-    near_best = np.isfinite(found.objective) & (found.objective <= best + 0.01 * abs(best))
-    spread = np.ptp(encoding.natural(found.theta[near_best]), axis=0)
-    rivals = [i for i in minima[1:] if found.objective[i] <= best + 0.25 * abs(best)][:2]
-    one = Solution(*(getattr(found, f)[[k]] for f in Solution.__dataclass_fields__))
-    search = Search(total, agreeing, len(minima), dict(zip(encoding.names, spread.tolist(), strict=True)))
-    return one, search, found.theta[rivals]
-
-
-def _starts(
-    encoding: Encoding, table: pd.DataFrame, y: Array, w: Array, rng: np.random.Generator, best: int, more: int
-) -> Array:
-    """Projected starts; a crossed law starts from the common one, with the per-level parameters jittered."""
-    law = encoding.law
-    if not law.levels:
-        return projected_starts(encoding, y, w, best=best, more=more, rng=rng)
-    from dataclasses import replace
-
-    common = replace(
-        law, by=None, levels=(), shared=frozenset(), fixed={k: v for k, v in law.fixed.items() if "[" not in k}
-    )
-    pooled = encode(common, table)
-    starts = projected_starts(pooled, y, w, best=4, more=0, rng=rng)
-    solved = solve(pooled.problem, starts, y, w, Gaussian(variance="constant"), max_iter=60)
-    values = pooled.frame(solved.theta)
-    out = []
-    for k in range(min(best + more, 16)):
-        row = values.iloc[k % len(values)]
-        full = {name: row[name.split("[")[0]] for name in encoding.names}
-        theta = encoding.internal(full)
-        jitter = 0.0 if k < len(values) else 0.15
-        out.append(theta + jitter * rng.standard_normal(len(theta)) * (np.abs(theta) > 0))
-    return np.stack(out)
-
-
-def _better(a: Solution, b: Solution) -> Solution:
-    take = (b.objective < a.objective) | (~np.isfinite(a.objective) & np.isfinite(b.objective))
-    return _replace(a, np.flatnonzero(take), Solution(*(getattr(b, f)[take] for f in Solution.__dataclass_fields__)))
-
-
-def _replace(a: Solution, rows: NDArray[np.intp], part: Solution) -> Solution:
-    fields = {}
-    for name in Solution.__dataclass_fields__:
-        values = getattr(a, name).copy()
-        values[rows] = getattr(part, name)
-        fields[name] = values
-    return Solution(**fields)
-
-
-def _joined(a: Solution, b: Solution) -> Solution:
-    return Solution(*(np.concatenate([getattr(a, f), getattr(b, f)]) for f in Solution.__dataclass_fields__))
-
-
 def _variance_weights(
     encoding: Encoding, table: pd.DataFrame, best: Solution, y: Array, w: Array, objective: Gaussian
 ) -> tuple[Array, float, str]:
     """Weights 1 / (tau^2 + v(loss)), v = sigma^2 loss^(2 p), where seed replicates let p be estimated."""
-    predicted = problem_log_loss(encoding, best)
+    predicted = encoding.problem.log_loss(best.theta)[0]
     if isinstance(objective.variance, float | int):
         power = float(objective.variance)
         v = np.exp(2 * power * (predicted - predicted.mean()))
@@ -555,11 +440,6 @@ def _variance_weights(
         f"({estimate.df} replicate degrees of freedom, tau {estimate.tau2**0.5:.2g})"
     )
     return _scaled(w / (estimate.tau2 + v)), estimate.power, note
-
-
-def problem_log_loss(encoding: Encoding, best: Solution) -> Array:
-    """Predicted log loss [n] of a single solution."""
-    return encoding.problem.log_loss(best.theta)[0]
 
 
 def _scaled(w: Array) -> Array:
@@ -579,7 +459,8 @@ def _status(best: Solution, search: Search, checks: list[dx.Check], encoding: En
     return "at_bound" if collapsed or bounded.any() else "converged"
 
 
-def _provenance(table: pd.DataFrame) -> dict[str, Any]:
+def provenance(table: pd.DataFrame) -> dict[str, Any]:
+    """Where the runs came from and which versions made the fit."""
     return {
         "source": table.attrs.get("source", []),
         "params": table.attrs.get("params", "as given"),

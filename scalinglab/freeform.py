@@ -31,7 +31,12 @@ _OPEN = (0.1, 1.0, 3.0)  # tried for a parameter without a start of its own
 
 
 def fit(
-    law: Law, table: pd.DataFrame, objective: Objective, weights: Array, notes: tuple[str, ...], rng: np.random.Generator
+    law: Law,
+    table: pd.DataFrame,
+    objective: Objective,
+    weights: Array,
+    notes: tuple[str, ...],
+    rng: np.random.Generator,
 ) -> Fit:
     """Fit a law outside the algebra from several starts; certified like any other when three of them agree.
 
@@ -42,10 +47,13 @@ def fit(
     FitError
         Fewer runs than free parameters, or no start with a finite objective.
     """
-    from scalinglab.fitting import Fit, Search, _provenance  # a cycle only at call time: Fit dispatches here
+    from scalinglab.fitting import Fit, provenance  # a cycle only at call time: Fit dispatches here
+    from scalinglab.search import Search
 
     if law.levels:
-        raise ConfigError(f"by={law.by!r}: law {law.key!r} is outside the algebra and can't be crossed; fit each group apart")
+        raise ConfigError(
+            f"by={law.by!r}: law {law.key!r} is outside the algebra and can't be crossed; fit each group apart"
+        )
     model = _Model(law, table, objective)
     if table["run_id"].nunique() < len(model.free):
         raise FitError(
@@ -61,7 +69,9 @@ def fit(
             break
     objectives = np.array([f[1] for f in found])
     if not np.isfinite(objectives).any():
-        raise FitError(f"law {law.key!r}: no start gives a finite loss; check its starts and the units of the columns it reads")
+        raise FitError(
+            f"law {law.key!r}: no start gives a finite loss; check its starts and the units of the columns it reads"
+        )
     k = int(np.nanargmin(np.where(np.isfinite(objectives), objectives, np.nan)))
     params, value, converged, scale = found[k]
     agreeing = _agreeing(found)
@@ -80,7 +90,7 @@ def fit(
         status = "at_bound" if bounded else "converged"
     return Fit(
         law, series, value, objective, status, search, table, weights, series.to_numpy(), scale, 0.0,  # type: ignore[arg-type]
-        tuple(checks), (*notes, "fitted by lmfit: the law is outside the log-linear algebra"), _provenance(table),
+        tuple(checks), (*notes, "fitted by lmfit: the law is outside the log-linear algebra"), provenance(table),
     )  # fmt: skip
 
 
@@ -125,7 +135,7 @@ class _Model:
                     base[name] = float(p.default)
         choices = {n: v for n, v in self.law.starts.items() if n in self.free}
         missing = [n for n in self.free if n not in base and n not in choices]
-        if missing and self.law.function is not None or len(missing) > 4:
+        if (missing and self.law.function is not None) or len(missing) > 4:
             raise ConfigError(
                 f"law {self.law.key!r}: no start for {', '.join(missing)}; give the function's parameters default values "
                 "(def law(runs, E=1.7, ...)) or the Law starts={'name': (value, ...)}"
@@ -144,7 +154,11 @@ class _Model:
         from scalinglab.fitting import fit as algebra_fit
 
         names = {"E", "A", "alpha", "B", "beta"} & set(self.law.names)
-        if self.law.function is not None or not {"params", "tokens"} <= set(table.columns) or table["run_id"].nunique() < 5:
+        if (
+            self.law.function is not None
+            or not {"params", "tokens"} <= set(table.columns)
+            or table["run_id"].nunique() < 5
+        ):
             return {}
         import warnings
 
@@ -201,7 +215,14 @@ class _Model:
                 if result is not None and abs(float(scale[0, 0]) / old - 1) < 1e-7:
                     break
             result = lmfit.minimize(
-                residual, parameters, method="least_squares", x_scale="jac", ftol=1e-13, xtol=1e-13, gtol=1e-13, max_nfev=400
+                residual,
+                parameters,
+                method="least_squares",
+                x_scale="jac",
+                ftol=1e-13,
+                xtol=1e-13,
+                gtol=1e-13,
+                max_nfev=400,
             )
             parameters = result.params
         values = natural(parameters)

@@ -23,9 +23,33 @@ Level = Literal["H0", "H1", "H2", "H3", "H4"]
 
 R0 = 42.67  # reference aspect ratio width/depth: DepthBench's base shape; fixed a priori, so r* is a derived parameter
 DERIVED_COLUMNS = {"u": "log(aspect / r0)", "aspect": "width / depth"}
-COLUMNS = frozenset(
-    "params params_backbone params_total params_embedding params_attention params_ffn params_readout tokens unique_tokens "
-    "flops flops_6n flops_causal flops_full depth width aspect u head_dim ffn_dim vocab context lr batch_tokens step".split()
+COLUMNS = frozenset(  # names that a formula may read as data
+    [
+        "params",
+        "params_backbone",
+        "params_total",
+        "params_embedding",
+        "params_attention",
+        "params_ffn",
+        "params_readout",
+        "tokens",
+        "unique_tokens",
+        "flops",
+        "flops_6n",
+        "flops_causal",
+        "flops_full",
+        "depth",
+        "width",
+        "aspect",
+        "u",
+        "head_dim",
+        "ffn_dim",
+        "vocab",
+        "context",
+        "lr",
+        "batch_tokens",
+        "step",
+    ]
 )
 
 
@@ -70,7 +94,7 @@ class Law:
     def in_algebra(self) -> bool:
         """Whether the batched solver takes the law; lmfit takes the others."""
         try:
-            self.structure
+            _ = self.structure
         except OutsideAlgebra:
             return False
         return True

@@ -33,8 +33,8 @@ def text(fit: Fit, level: float = 0.95) -> str:
         ("starts at the optimum", f"{fit.search.agreeing} of {fit.search.starts}"),
         ("RMS log residual", f"{float(np.sqrt(np.mean(fit.residuals**2))):.5f}"),
     ]
-    for (a, b), (c, d) in zip(left, right, strict=True):
-        lines.append(f"{a + ':':<13}{b:<43.43}{c + ':':<26}{d}")
+    for (name, value), (name2, value2) in zip(left, right, strict=True):
+        lines.append(f"{name + ':':<13}{value:<43.43}{name2 + ':':<26}{value2}")
     lines.append("-" * WIDTH)
     lines += _table(fit, level)
     lines.append("=" * WIDTH)
@@ -75,6 +75,7 @@ def _table(fit: Fit, level: float) -> list[str]:
                 f"{name!s:<{width}}{r['estimate']:>13.6g}{r['se']:>12.3g}{r['low']:>13.5g}{r['high']:>13.5g}  {shift:>12}{flag}"
             )
     rows += textwrap.wrap(
-        f"Intervals: {fit.jackknife.method}. Robust shift: how far a Huber fit (MAD-standardised) moves the estimate.", WIDTH
+        f"Intervals: {fit.jackknife.method}. Robust shift: how far a Huber fit (MAD-standardised) moves the estimate.",
+        WIDTH,
     )
     return rows

@@ -102,7 +102,7 @@ class Resampling:
         table = {}
         for name in self.params.columns:
             log = self._on_log_scale(name)
-            made = self.interval(lambda p, name=name: p[name].to_numpy(), level, log=log)
+            made = self.interval(_value_of(name), level, log=log)
             low = float(made.low)
             table[name] = (max(0.0, low) if self._positive(name) else low, float(made.high))
         return pd.DataFrame.from_dict(table, orient="index", columns=["low", "high"])
@@ -434,7 +434,7 @@ def parameter_table(fit: Fit, level: float = 0.95) -> pd.DataFrame:
             }
         )
     for name, value in fit.derived.items():
-        found = made.interval(lambda p, name=name: fit.derive(p)[name].to_numpy(), level, log=bool(value > 0))
+        found = made.interval(_derived_of(fit, str(name)), level, log=bool(value > 0))
         rows.append(
             {
                 "parameter": name, "estimate": value, "se": float(found.se), "low": float(found.low), "high": float(found.high),
@@ -442,3 +442,11 @@ def parameter_table(fit: Fit, level: float = 0.95) -> pd.DataFrame:
             }
         )  # fmt: skip
     return pd.DataFrame(rows).set_index("parameter")
+
+
+def _value_of(name: str) -> Callable[[pd.DataFrame], Array]:
+    return lambda params: params[name].to_numpy(np.float64)
+
+
+def _derived_of(fit: Fit, name: str) -> Callable[[pd.DataFrame], Array]:
+    return lambda params: fit.derive(params)[name].to_numpy(np.float64)

@@ -36,7 +36,16 @@ if TYPE_CHECKING:
     from scalinglab.readers import read_runs
     from scalinglab.shapes import Shape
     from scalinglab.simulation import simulate
-    from scalinglab.uncertainty import Interval, Resampling, bootstrap, delta, fieller, jackknife, optimal_aspect, profile
+    from scalinglab.uncertainty import (
+        Interval,
+        Resampling,
+        bootstrap,
+        delta,
+        fieller,
+        jackknife,
+        optimal_aspect,
+        profile,
+    )
 
 _HOME = {
     "comparison": ("Comparison", "compare"),

@@ -84,7 +84,9 @@ def fit(
     if not runs:
         raise ConfigError("no run log is given: scalinglab fit runs.csv --law chinchilla")
     if law is None:
-        raise ConfigError("--law is missing: name one of `scalinglab laws`, e.g. --law chinchilla, or give a question.toml")
+        raise ConfigError(
+            "--law is missing: name one of `scalinglab laws`, e.g. --law chinchilla, or give a question.toml"
+        )
     table = _read(source, mapping, where, params, key)
     from scalinglab.fitting import fit as fit_law
 
@@ -368,7 +370,9 @@ def _numbers(given: Pairs, option: str) -> dict[str, float]:
     return out
 
 
-def _draw_all(made: Fit, folder: Path, names: Sequence[str] = (), formats: Sequence[str] = ("png", "pdf")) -> list[Path]:
+def _draw_all(
+    made: Fit, folder: Path, names: Sequence[str] = (), formats: Sequence[str] = ("png", "pdf")
+) -> list[Path]:
     try:
         from scalinglab.report.figures import draw
     except ModuleNotFoundError as error:

@@ -8,8 +8,6 @@ null.
 from __future__ import annotations
 
 import math
-import os
-import tempfile
 import warnings
 from dataclasses import fields
 from pathlib import Path
@@ -19,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from scalinglab.errors import ConfigError, ConvergenceWarning, SchemaError
+from scalinglab.tables import write_atomically
 
 if TYPE_CHECKING:
     from scalinglab.fitting import Fit
@@ -43,7 +42,7 @@ def to_dict(fit: Fit, level: float = 0.95) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "law": {
-            "key": law.key, "formula": law.formula, "source": law.source, "note": law.note,
+            "key": law.key, "alias": law.alias, "formula": law.formula, "source": law.source, "note": law.note,
             "constants": dict(law.constants), "derived": dict(law.derived), "fixed": dict(law.fixed), "ties": dict(law.ties),
             "bounds": {k: list(v) for k, v in law.bounds.items()}, "starts": {k: list(v) for k, v in law.starts.items()},
             "by": law.by, "levels": list(law.levels), "shared": sorted(law.shared),
@@ -125,25 +124,6 @@ def load(path: str | Path) -> Fit:
         raise SchemaError(f"{path}: the fit record is damaged ({type(error).__name__}: {error})") from None
 
 
-def write_atomically(path: Path, data: bytes) -> Path:
-    """Write bytes to a temporary name in the same folder, flush them to disk, and rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as f:
-            f.write(data)
-            f.flush()
-            os.fsync(f.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    return path
-
-
 def _law(raw: dict[str, Any]) -> Any:
     from scalinglab.laws import COLUMNS, Law
 
@@ -151,7 +131,7 @@ def _law(raw: dict[str, Any]) -> Any:
         raw["key"], raw["formula"], raw["source"], raw["note"], constants=raw["constants"], derived=raw["derived"],
         bounds={k: (_open(v[0], -np.inf), _open(v[1], np.inf)) for k, v in raw["bounds"].items()}, ties=raw["ties"], fixed=raw["fixed"],
         starts={k: tuple(v) for k, v in raw["starts"].items()}, columns=COLUMNS | set(raw["columns"]), by=raw["by"],
-        levels=tuple(raw["levels"]), shared=frozenset(raw["shared"]),
+        alias=raw["alias"], levels=tuple(raw["levels"]), shared=frozenset(raw["shared"]),
     )  # fmt: skip
 
 

@@ -43,7 +43,7 @@ def fit(
     Raises
     ------
     ConfigError
-        Crossing with a column, a function parameter without a default, or more than four parameters without a start.
+        A function parameter without a default, or more than four parameters without a start.
     FitError
         Fewer runs than free parameters, or no start with a finite objective.
     """
@@ -204,9 +204,10 @@ class _Model:
             return root * np.sign(e) * np.sqrt(2 * np.maximum(value, 0.0))
 
         # the smooth surface of least squares first: Huber with a small delta is nearly piecewise linear
-        parameters = lmfit.minimize(
-            lambda p: root * raw(natural(p)), parameters, method="least_squares", x_scale="jac", max_nfev=200
-        ).params
+        with np.errstate(all="ignore"):  # lmfit takes square roots of its own covariance, which we don't use
+            parameters = lmfit.minimize(
+                lambda p: root * raw(natural(p)), parameters, method="least_squares", x_scale="jac", max_nfev=200
+            ).params
         result: Any = None
         for _ in range(8 if self.objective.needs_scale else 1):
             if self.objective.needs_scale:
@@ -214,16 +215,17 @@ class _Model:
                 scale = self.objective.scale(raw(natural(parameters))[None], w)
                 if result is not None and abs(float(scale[0, 0]) / old - 1) < 1e-7:
                     break
-            result = lmfit.minimize(
-                residual,
-                parameters,
-                method="least_squares",
-                x_scale="jac",
-                ftol=1e-13,
-                xtol=1e-13,
-                gtol=1e-13,
-                max_nfev=400,
-            )
+            with np.errstate(all="ignore"):
+                result = lmfit.minimize(
+                    residual,
+                    parameters,
+                    method="least_squares",
+                    x_scale="jac",
+                    ftol=1e-13,
+                    xtol=1e-13,
+                    gtol=1e-13,
+                    max_nfev=400,
+                )
             parameters = result.params
         values = natural(parameters)
         objective = float((w * self.objective.terms(raw(values)[None], scale)[0][0]).sum())

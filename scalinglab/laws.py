@@ -196,6 +196,8 @@ class Law:
         """
         if len(levels) < 2:
             raise ConfigError(f"by={by!r} has only the value {list(levels)}: crossing needs at least two")
+        if not self.in_algebra:
+            raise ConfigError(f"by={by!r}: law {self.key!r} is outside the algebra and can't be crossed; fit each group apart")
         names = set(self.names)
         if isinstance(share, str) and share not in ("H0", "H1", "H2", "H3", "H4"):
             share = (share,)
@@ -312,7 +314,7 @@ def level_codes(law: Law, runs: pd.DataFrame) -> NDArray[np.intp]:
     """Position of each run's level in law.levels; a run of an unknown level is an error."""
     if law.by not in runs.columns:
         raise SchemaError(f"the fit is by {law.by!r}, a column that these runs lack")
-    codes = pd.Categorical(runs[law.by].astype(str), categories=list(law.levels)).codes
+    codes = pd.Index(list(law.levels)).get_indexer(runs[law.by].astype(str))
     if (codes < 0).any():
         strange = sorted(set(runs[law.by].astype(str)) - set(law.levels))
         raise SchemaError(

@@ -1,14 +1,14 @@
 """Questions on disk: fits/<question>.toml says what is asked, fits/<question>.json what was answered.
 
-    runs = "data/tables/simulated_shapes.csv"   # or a list; relative to the TOML file
-    law = "shape"
-    by = "architecture"
-    share = ["E", "B", "beta"]
-    where = "tokens > 1e9"
-    [columns]
-    loss = "val_bits * log(2)"
-    [fixed]
-    alpha = 0.34
+runs = "data/tables/simulated_shapes.csv"   # or a list; relative to the TOML file
+law = "shape"
+by = "architecture"
+share = ["E", "B", "beta"]
+where = "tokens > 1e9"
+[columns]
+loss = "val_bits * log(2)"
+[fixed]
+alpha = 0.34
 """
 
 from __future__ import annotations

@@ -1,0 +1,135 @@
+"""Published numbers as small tables, each with its source and whether we checked it there.
+
+`depthbench()` holds the losses of ten residual topologies over depth; `published_fits()` the parameters of published
+scaling laws, one row per parameter. Nothing here is refitted.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pandas as pd
+
+from scalinglab.errors import ConfigError
+from scalinglab.tables import table_meta, table_path
+
+DEPTHBENCH_READING_ERROR = 0.002  # nats; the losses were read from charts with three decimals
+
+
+@dataclass(frozen=True)
+class _Fit:
+    key: str
+    law: str  # key of LAWS, whose parameter names are used
+    params: dict[str, float]
+    n: str  # which N the law means
+    source: str
+    verified: bool  # the values were read in the source's own data or code
+    note: str = ""
+
+
+_MEMORY = "quoted from memory, not checked against the paper"
+_GEMSTONES = "McLeish et al. 2025, arXiv:2502.06857, repository values"
+_GEMSTONES_N = "total (untied embedding and readout)"
+
+_FITS = (
+    _Fit("kaplan2020_n", "kaplan_n", {"A": 8.8e13**0.076, "alpha": 0.076}, "backbone",
+         "Kaplan et al. 2020, arXiv:2001.08361", False, f"N_c = 8.8e13; {_MEMORY}"),
+    _Fit("kaplan2020", "kaplan", {"A": 6.4e13**0.076, "alpha": 0.076, "B": 1.8e13**0.103, "delta": 0.103}, "backbone",
+         "Kaplan et al. 2020, arXiv:2001.08361", False, f"N_c = 6.4e13, D_c = 1.8e13; {_MEMORY}"),
+    _Fit("hoffmann2022", "chinchilla",
+         {"E": 1.6933736809989528, "A": 406.4010175194737, "B": 410.7228269450398, "alpha": 0.33917084,
+          "beta": 0.2849083}, "total", "Hoffmann et al. 2022, arXiv:2203.15556, approach 3 (digits of the TeX source)",
+         True, "printed as 1.69, 406.4, 410.7, 0.34, 0.28; does not fit the points read from its own figure"),
+    _Fit("besiroglu2024", "chinchilla",
+         {"E": 1.817235504463726, "A": 477.84171252965143, "B": 2143.8637880335505, "alpha": 0.34731265761033453,
+          "beta": 0.3671826173946711}, "total", "Besiroglu et al. 2024, arXiv:2404.10102, grid fit of the notebook",
+         True, "240 points, Huber(1e-3) on log loss, objective 1.0182740346e-3: the optimum"),
+    _Fit("besiroglu2024_quoted", "chinchilla",
+         {"E": 1.81686, "A": 482.00572, "B": 2085.4342, "alpha": 0.34781303, "beta": 0.36585412}, "total",
+         "Besiroglu et al. 2024, arXiv:2404.10102, values quoted in the paper", True,
+         "a BFGS stop with objective 1.018645e-3, not the optimum; the paper prints E = 1.8172"),
+    _Fit("muennighoff2023", "data_constrained",
+         {"E": math.exp(0.62548), "A": math.exp(6.2554), "B": math.exp(7.3050), "alpha": 0.35266, "beta": 0.35266,
+          "Rd": 15.3878}, "as given", "Muennighoff et al. 2023, arXiv:2305.16264, repository README", True,
+         "repetition of data decays with Rd; their R_N* for excess parameters is 5.3097"),
+    _Fit("gemstones2025_hot_100b", "chinchilla",
+         {"E": math.exp(0.6681624725), "A": math.exp(4.9008415415), "B": math.exp(12.850969215),
+          "alpha": 0.2591125694, "beta": 0.5972679073}, _GEMSTONES_N, _GEMSTONES, True,
+         "770 checkpoints of 22 runs without decay, Huber(1e-3), objective 6.5925344e-3"),
+    _Fit("gemstones2025_cool_end", "chinchilla",
+         {"E": math.exp(0.7297863295), "A": math.exp(5.4197160371), "B": math.exp(12.5138998709),
+          "alpha": 0.3002728205, "beta": 0.580241077}, _GEMSTONES_N, _GEMSTONES, True,
+         "199 cooled-down checkpoints, Huber(1e-3), objective 1.9640865e-3"),
+    _Fit("gemstones2025_width_depth_hot_100b", "width_depth",
+         {"E": 0.0, "A": math.exp(2.1144598737), "a": 0.2606504897, "B": math.exp(0.7307645279), "b": 0.1416453973,
+          "C": math.exp(11.2841184982), "c": 0.530963438}, "none", _GEMSTONES, True,
+         "width A d^-a, depth B L^-b, data C D^-c; the floor collapsed (published ln E = -4555)"),
+    _Fit("gemstones2025_width_depth_params_hot_100b", "width_depth_params",
+         {"E": math.exp(0.3966401522), "A": math.exp(1.0738807871), "a": 0.205280776, "B": math.exp(-0.2097602665),
+          "b": 0.4741415976, "C": math.exp(10.9040518165), "c": 0.5116481093, "P": math.exp(6.2174536361),
+          "p": 0.372096494}, _GEMSTONES_N, _GEMSTONES, True, "adds P N^-p; Huber(1e-3), objective 2.64277e-3"),
+    _Fit("levine2020", "levine", {"a_th": 5.039, "b_th": 0.0555}, "none",
+         "Levine et al. 2020, arXiv:2006.12467", False,
+         f"depth helps below (ln width - a_th) / b_th; {_MEMORY}"),
+)  # fmt: skip
+
+
+def published_fits(law: str | None = None) -> pd.DataFrame:
+    """Published scaling-law parameters, one row per parameter.
+
+    Parameters
+    ----------
+    law
+        Keep only fits of this law key, e.g. "chinchilla".
+
+    Returns
+    -------
+    DataFrame
+        Columns key, law, parameter, value, n (which N it means), source, verified, note. Values are on the natural
+        scale, in nats per token, parameters and tokens. `verified` is False for values quoted from memory.
+
+    Raises
+    ------
+    ConfigError
+        No published fit of that law; lists those there are.
+    """
+    known = sorted({fit.law for fit in _FITS})
+    if law is not None and law not in known:
+        raise ConfigError(f"there is no published fit of the law {law!r}; known: {', '.join(known)}")
+    rows = [
+        (fit.key, fit.law, name, value, fit.n, fit.source, fit.verified, fit.note)
+        for fit in _FITS
+        if law is None or fit.law == law
+        for name, value in fit.params.items()
+    ]
+    return pd.DataFrame(rows, columns=["key", "law", "parameter", "value", "n", "source", "verified", "note"])
+
+
+def published_params(key: str) -> pd.Series:
+    """Parameters of one published fit, indexed by name.
+
+    Raises
+    ------
+    ConfigError
+        Unknown key; lists the known ones.
+    """
+    for fit in _FITS:
+        if fit.key == key:
+            return pd.Series(fit.params, name=key, dtype=float)
+    raise ConfigError(f"there is no published fit {key!r}; known: {', '.join(fit.key for fit in _FITS)}")
+
+
+def depthbench() -> pd.DataFrame:
+    """Validation losses of DepthBench: 69 configurations of ten residual topologies, one row each.
+
+    Two grids (`match_group`): "400M" is matched on total, "300M" on backbone parameters. Each configuration stands at
+    its best learning rate; losses were read from the authors' charts (good to about 0.002 nats), one seed. Counts are
+    those of the Pre-LN backbone of the shape; params_backbone leaves out the final norm (width), params_total has it.
+    attrs["meta"] carries the source.
+    """
+    table = pd.read_csv(table_path("depthbench"))
+    counts = ["params_backbone", "params_total", "flops_per_token", "tokens"]
+    table[counts] = table[counts].astype(float)  # their products overflow 64-bit integers
+    table.attrs["meta"] = table_meta("depthbench")
+    return table

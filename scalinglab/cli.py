@@ -313,6 +313,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     verb = args[0] if args and args[0] in VERBS else None
     try:
         with warnings.catch_warnings():
+            warnings.simplefilter("default")
             warnings.showwarning = _show_warning
             if verb is not None:  # only the parser of the verb that is asked for is built
                 code = tyro.cli(VERBS[verb], prog=f"scalinglab {verb}", args=args[1:])
@@ -374,12 +375,14 @@ def _draw_all(
     made: Fit, folder: Path, names: Sequence[str] = (), formats: Sequence[str] = ("png", "pdf")
 ) -> list[Path]:
     try:
-        from scalinglab.report.figures import draw
+        from scalinglab.report.drawing import draw
     except ModuleNotFoundError as error:
         raise ConfigError(f"figures need matplotlib ({error}): pip install 'scalinglab[plot]'") from None
-    drawn = draw(made, folder, names=names, formats=formats)
+    drawn, skipped = draw(made, folder, names=names, formats=formats)
     for path in drawn:
         _say(f"wrote {path}")
+    for name, why in skipped.items():
+        _say(f"no figure {name}: {why}")
     return drawn
 
 

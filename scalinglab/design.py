@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scalinglab import diagnostics as dx
 from scalinglab.detection import LEVEL, POWER, minimal_effects
 from scalinglab.errors import ConfigError, ScalinglabError
+from scalinglab.features import COLUMNS
 from scalinglab.information import Information, information, plausible, predicted_se
 from scalinglab.inventory import (
     MATCH_LIMIT,
@@ -30,7 +31,7 @@ from scalinglab.inventory import (
     take_inventory,
     tier_table,
 )
-from scalinglab.laws import COLUMNS, LAWS, Law, law_from
+from scalinglab.laws import LAWS, Law, law_from
 
 if TYPE_CHECKING:
     from scalinglab.fitting import Fit
@@ -218,9 +219,10 @@ def _match_checks(matched: pd.DataFrame, seen: Inventory) -> list[dx.Check]:
     out = []
     graded = matched[matched["level"] != "not matched"] if len(matched) else matched
     for column, code, name in ((f"dln_{seen.size}", "MISMATCH_N", "ln N"), ("dln_tokens", "MISMATCH_D", "ln D")):
-        if column not in graded or not len(graded):
+        known = graded.dropna(subset=[column]) if column in graded else graded.iloc[:0]
+        if not len(known):
             continue
-        worst = graded.loc[graded[column].idxmax()]
+        worst = known.loc[known[column].idxmax()]
         value = float(worst[column])
         level = grade(value, MATCH_TARGET, MATCH_LIMIT)
         if level == "block" and "match_group" not in seen.finals:
@@ -337,6 +339,9 @@ def _additions(seen: Inventory, tiers: pd.DataFrame, checks: list[dx.Check], law
 
 def _stretched(own: pd.DataFrame) -> str:
     """Depth x2 and /2 at equal 12 L d^2, widths rounded to 64."""
+    own = own.dropna(subset=["depth", "width"])
+    if not len(own):
+        return "shapes of twice and of half the depth"
     middle = own.iloc[(own["depth"] - own["depth"].median()).abs().argmin()]
     made = []
     for factor in (0.5, 2.0):

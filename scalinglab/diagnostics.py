@@ -14,7 +14,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from scalinglab.encoding import Encoding, encode
-from scalinglab.laws import R0, Law
+from scalinglab.features import R0
+from scalinglab.laws import Law
 from scalinglab.solver import COLLAPSED
 
 if TYPE_CHECKING:

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from scalinglab import expressions
 from scalinglab.blocks import Block, Problem
 from scalinglab.errors import ConfigError
+from scalinglab.features import feature_values, level_codes
 from scalinglab.formulas import Group, Term
-from scalinglab.laws import Law, feature_values, level_codes
+from scalinglab.laws import Law
 from scalinglab.solver import COLLAPSED
 
 Array = NDArray[np.float64]

@@ -125,7 +125,8 @@ def load(path: str | Path) -> Fit:
 
 
 def _law(raw: dict[str, Any]) -> Any:
-    from scalinglab.laws import COLUMNS, Law
+    from scalinglab.features import COLUMNS
+    from scalinglab.laws import Law
 
     return Law(
         raw["key"], raw["formula"], raw["source"], raw["note"], constants=raw["constants"], derived=raw["derived"],

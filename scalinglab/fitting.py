@@ -23,7 +23,8 @@ from scalinglab.errors import (
     IdentifiabilityWarning,
     SchemaError,
 )
-from scalinglab.laws import COLUMNS, DERIVED_COLUMNS, Law, Level, law_from
+from scalinglab.features import COLUMNS, DERIVED_COLUMNS
+from scalinglab.laws import Law, Level, law_from
 from scalinglab.objectives import Gaussian, Objective, Robust, parse_objective
 from scalinglab.search import Search, better_of, find_optimum
 from scalinglab.solver import COLLAPSED, Solution, solve
@@ -244,7 +245,7 @@ def fit(
     """
     if isinstance(objective, str):
         objective = parse_objective(objective)
-    chosen = law_from(law, runs.columns).with_(fixed=dict(fixed))
+    chosen = law_from(law, getattr(runs, "columns", ())).with_(fixed=dict(fixed))
     table, notes = _usable(chosen, runs, by, weights)
     if by is not None:
         if by not in table:

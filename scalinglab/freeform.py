@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from scalinglab import diagnostics as dx
 from scalinglab.errors import ConfigError, FitError
-from scalinglab.laws import Law, feature_values
+from scalinglab.features import feature_values
+from scalinglab.laws import Law
 from scalinglab.objectives import Objective, StudentT
 
 if TYPE_CHECKING:

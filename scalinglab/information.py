@@ -19,13 +19,31 @@ from numpy.typing import NDArray
 from scalinglab.diagnostics import condition_number
 from scalinglab.encoding import Encoding, encode
 from scalinglab.errors import ConfigError, FitError
-from scalinglab.laws import LAWS, Law, feature_values, law_from
+from scalinglab.features import feature_values
+from scalinglab.laws import LAWS, Law, law_from
 
 Array = NDArray[np.float64]
 
 _SINGULAR = 1e-7  # a direction with a relative singular value below this is open; a Gram matrix resolves no less
 _CELL = frozenset(  # settings: runs that agree in all of them are seeds of one cell
-    ["architecture", "parametrization", "match_group", "params", "params_backbone", "params_total", "depth", "width", "head_dim", "ffn_dim", "vocab", "context", "tokens", "unique_tokens", "batch_tokens", "lr"]
+    [
+        "architecture",
+        "parametrization",
+        "match_group",
+        "params",
+        "params_backbone",
+        "params_total",
+        "depth",
+        "width",
+        "head_dim",
+        "ffn_dim",
+        "vocab",
+        "context",
+        "tokens",
+        "unique_tokens",
+        "batch_tokens",
+        "lr",
+    ]
 )
 DETERMINED = 0.5  # a floor or exponent counts as estimable when its standard error is below this share of it
 
@@ -114,11 +132,13 @@ def information(
     missing = [n for n in chosen.param_names if n not in params and n not in chosen.fixed and n not in chosen.ties]
     if missing:
         raise ConfigError(f"law {chosen.key!r} needs a value of {missing[0]!r} as truth; it has {', '.join(params)}")
-    encoding = encode(chosen, runs)
+    with np.errstate(all="ignore"):  # a size of 0 makes infinite features, which are refused below
+        encoding = encode(chosen, runs)
     values = {n: float(params.get(n, chosen.fixed.get(n, np.nan))) for n in chosen.param_names}
     theta = encoding.internal({**values, **{n: values[t] for n, t in chosen.ties.items() if t in values}})
-    J = encoding.problem.jacobian(theta)
-    loss = np.exp(encoding.problem.log_loss(theta)[0])
+    with np.errstate(all="ignore"):
+        J = encoding.problem.jacobian(theta)
+        loss = np.exp(encoding.problem.log_loss(theta)[0])
     if not (np.isfinite(J).all() and np.isfinite(loss).all()):
         raise FitError(f"law {chosen.key!r} gives no finite loss at {values} on these runs; check units and parameters")
     share = _row_share(runs)
@@ -158,13 +178,20 @@ def _row_share(runs: pd.DataFrame) -> Array:
 
 
 def _information(J: Array, precision: Array, cells: NDArray[np.intp], tau: float) -> Array:
-    """J' V^-1 J with V = diag(1 / precision) + tau^2 within cells, by the Woodbury identity: O(n p^2)."""
-    F = (J * precision[:, None]).T @ J
-    if tau > 0:
-        total = np.bincount(cells, precision)
-        pulled = np.stack([np.bincount(cells, precision * column) for column in J.T], 1)
-        F = F - (pulled / (1 / tau**2 + total)[:, None]).T @ pulled
-    return F
+    """J' V^-1 J with V = diag(1 / precision) + tau^2 within cells, in O(n p^2).
+
+    Split into deviations from cell means and the means themselves, whose variance is tau^2 + 1 / (summed precision): no
+    difference of large numbers, so that tau may exceed sigma by any factor.
+    """
+    if tau == 0:
+        return (J * precision[:, None]).T @ J
+    total = np.bincount(cells, precision)
+    mean = (
+        np.stack([np.bincount(cells, precision * column) for column in J.T], 1)
+        / np.where(total > 0, total, 1.0)[:, None]
+    )
+    off = J - mean[cells]
+    return (off * precision[:, None]).T @ off + (mean * (total / (1 + tau**2 * total))[:, None]).T @ mean
 
 
 def _uncentred(J: Array, encoding: Encoding) -> Array:

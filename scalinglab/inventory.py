@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from scalinglab.diagnostics import Check, Grade, size_tiers
 from scalinglab.errors import SchemaError
+from scalinglab.features import R0
 from scalinglab.information import cell_numbers
-from scalinglab.laws import R0
 from scalinglab.schema import stopped_rows
 from scalinglab.units import check_units
 
@@ -40,6 +40,7 @@ class Inventory:
     finals: pd.DataFrame
     stopped: int
     size: str | None  # the column that stands for N
+    impossible: tuple[str, ...] = ()  # columns with values of 0 or below, which are read as empty
 
     @property
     def seeds(self) -> Array:
@@ -84,6 +85,11 @@ def take_inventory(runs: pd.DataFrame) -> Inventory:
     for c in (*_COUNTS, "tokens", "depth", "width", "loss", "lr", "step"):
         if c in rows and rows[c].dtype.kind not in "fiu":
             rows[c] = pd.to_numeric(rows[c], errors="coerce")
+    impossible = []
+    for c in (*_COUNTS, "tokens", "depth", "width", "loss"):
+        if c in rows and (rows[c] <= 0).any():
+            impossible.append(c)
+            rows[c] = rows[c].astype(float).where(rows[c] > 0)
     if "run_id" not in rows or rows["run_id"].isna().any():
         rows["run_id"] = [f"row{i}" for i in range(len(rows))]
     rows["run_id"] = rows["run_id"].astype(str)
@@ -95,7 +101,7 @@ def take_inventory(runs: pd.DataFrame) -> Inventory:
     finals["cell"] = cell_numbers(finals.drop(columns=["tier"]))
     if {"depth", "width"} <= set(finals):
         finals["u"] = np.log(finals["width"].to_numpy(np.float64) / finals["depth"].to_numpy(np.float64) / R0)
-    return Inventory(rows, finals, int(stopped.sum()), size)
+    return Inventory(rows, finals, int(stopped.sum()), size, tuple(impossible))
 
 
 def tier_table(seen: Inventory) -> pd.DataFrame:
@@ -149,8 +155,9 @@ def matching(seen: Inventory) -> pd.DataFrame:
         if "tokens" in own and declared:
             line["dln_tokens"] = _spread(own["tokens"])
         graded = [float(line[f"dln_{seen.size}"]), float(line.get("dln_tokens", 0.0))]  # type: ignore[arg-type]
-        apart = not declared and graded[0] > _TIER_WIDTH
-        line["level"] = "not matched" if apart else grade(max(graded), MATCH_TARGET, MATCH_LIMIT)
+        graded = [v for v in graded if np.isfinite(v)]  # a gap in the tokens leaves D ungraded
+        apart = not declared and max(graded, default=0.0) > _TIER_WIDTH
+        line["level"] = "not matched" if apart else grade(max(graded, default=0.0), MATCH_TARGET, MATCH_LIMIT)
         out.append(line)
     return pd.DataFrame(out) if out else pd.DataFrame(columns=["group", "runs", "level"])
 
@@ -195,6 +202,11 @@ def row_checks(seen: Inventory) -> list[Check]:
         Check("stopped runs", float(seen.stopped), "warn" if seen.stopped else "ok", "STOPPED_RUNS",
               f"{seen.stopped} rows have a status such as diverged and no final loss: report how many per depth"),
     ]  # fmt: skip
+    if seen.impossible:
+        told = (
+            f"values of 0 or below in {', '.join(seen.impossible)}: read as empty here; correct or leave out those rows"
+        )
+        out.append(Check("impossible values", float(len(seen.impossible)), "block", "NOT_POSITIVE", told))
     late = _unfinished(seen)
     if late is not None:
         out.append(Check("unfinished schedules", float(len(late)), "block" if late else "ok", "UNFINISHED_SCHEDULE",

@@ -15,42 +15,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from scalinglab import expressions
-from scalinglab.errors import ConfigError, SchemaError
+from scalinglab.errors import ConfigError
+from scalinglab.features import COLUMNS, R0, feature_values, level_codes
 from scalinglab.formulas import Group, OutsideAlgebra, Term, parse_law
 
 Array = NDArray[np.float64]
 Level = Literal["H0", "H1", "H2", "H3", "H4"]
-
-R0 = 42.67  # reference aspect ratio width/depth: DepthBench's base shape; fixed a priori, so r* is a derived parameter
-DERIVED_COLUMNS = {"u": "log(aspect / r0)", "aspect": "width / depth"}
-COLUMNS = frozenset(  # names that a formula may read as data
-    [
-        "params",
-        "params_backbone",
-        "params_total",
-        "params_embedding",
-        "params_attention",
-        "params_ffn",
-        "params_readout",
-        "tokens",
-        "unique_tokens",
-        "flops",
-        "flops_6n",
-        "flops_causal",
-        "flops_full",
-        "depth",
-        "width",
-        "aspect",
-        "u",
-        "head_dim",
-        "ffn_dim",
-        "vocab",
-        "context",
-        "lr",
-        "batch_tokens",
-        "step",
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -197,7 +167,9 @@ class Law:
         if len(levels) < 2:
             raise ConfigError(f"by={by!r} has only the value {list(levels)}: crossing needs at least two")
         if not self.in_algebra:
-            raise ConfigError(f"by={by!r}: law {self.key!r} is outside the algebra and can't be crossed; fit each group apart")
+            raise ConfigError(
+                f"by={by!r}: law {self.key!r} is outside the algebra and can't be crossed; fit each group apart"
+            )
         names = set(self.names)
         if isinstance(share, str) and share not in ("H0", "H1", "H2", "H3", "H4"):
             share = (share,)
@@ -261,66 +233,6 @@ class Law:
         out = np.asarray(expressions.evaluate(self.formula, {**data, **values}, what="law"), dtype=np.float64)
         shape = (len(next(iter(get.values()))), len(runs)) if many else (len(runs),)
         return np.broadcast_to(out, shape).copy() if out.shape != shape else out
-
-
-def feature_values(law: Law, runs: pd.DataFrame) -> dict[str, Any]:
-    """Columns that a law reads as float arrays, with its constants and the derived columns (aspect, u).
-
-    Raises
-    ------
-    SchemaError
-        A column that the law needs is missing or has empty or non-finite cells.
-    """
-    out: dict[str, Any] = dict(law.constants)
-    wanted = law.reads if law.function is None else frozenset(str(c) for c in runs.columns)
-    for name in sorted(wanted):
-        if name in runs.columns and (name != "u"):
-            column = runs[name]
-            if not pd.api.types.is_numeric_dtype(column):
-                if law.function is not None:
-                    out[name] = column.to_numpy()
-                    continue
-                raise SchemaError(f"column {name!r}, which law {law.key!r} reads, is not numeric")
-            out[name] = column.to_numpy(dtype=np.float64)
-        elif name in DERIVED_COLUMNS:
-            parts = expressions.names(DERIVED_COLUMNS[name])
-            missing = [p for p in parts if p in COLUMNS and p not in runs.columns and p not in DERIVED_COLUMNS]
-            if missing:
-                raise SchemaError(
-                    f"law {law.key!r} reads {name!r}, which needs the column {missing[0]!r}; it is not in the run table"
-                )
-            inner = {p: runs[p].to_numpy(dtype=np.float64) for p in parts if p in runs.columns}
-            if "aspect" in parts and "aspect" not in inner:
-                if not {"width", "depth"} <= set(runs.columns):
-                    raise SchemaError(
-                        f"law {law.key!r} reads {name!r}, which needs width and depth; the run table lacks them"
-                    )
-                inner["aspect"] = runs["width"].to_numpy(np.float64) / runs["depth"].to_numpy(np.float64)
-            out[name] = np.asarray(expressions.evaluate(DERIVED_COLUMNS[name], {"r0": R0, **law.constants, **inner}))
-        else:
-            near = ", ".join(str(c) for c in runs.columns[:30])
-            raise SchemaError(f"law {law.key!r} reads the column {name!r}, which the run table lacks; it has {near}")
-        bad = ~np.isfinite(out[name]) if np.asarray(out[name]).dtype.kind == "f" else np.zeros(1, bool)
-        if law.function is None and bad.any():
-            at = int(np.flatnonzero(bad)[0])
-            raise SchemaError(
-                f"column {name!r}, which law {law.key!r} reads, is empty or not finite in {int(bad.sum())} rows "
-                f"(first: row index {runs.index[at]}); fill it, drop those rows with where=, or choose a law without it"
-            )
-    return out
-
-
-def level_codes(law: Law, runs: pd.DataFrame) -> NDArray[np.intp]:
-    """Position of each run's level in law.levels; a run of an unknown level is an error."""
-    if law.by not in runs.columns:
-        raise SchemaError(f"the fit is by {law.by!r}, a column that these runs lack")
-    codes = pd.Index(list(law.levels)).get_indexer(runs[law.by].astype(str))
-    if (codes < 0).any():
-        strange = sorted(set(runs[law.by].astype(str)) - set(law.levels))
-        raise SchemaError(
-            f"column {law.by!r} has {strange[0]!r}, which was not in the fit; it knows {', '.join(law.levels)}"
-        )
-    return np.asarray(codes, dtype=np.intp)
 
 
 def law_from(law: str | Law | Callable[..., Any], columns: Iterable[str] = ()) -> Law:

@@ -235,7 +235,7 @@ def _descend(
         y = value(at[:, None] + step[:, None] * offsets, rows)  # [rows, 3^dims]
         with np.errstate(all="ignore"):
             move = _vertex((y - y[:, len(offsets) // 2, None]) @ inverse.T, dims)
-        convex = np.isfinite(move).all(axis=1)
+        convex = np.asarray(np.isfinite(move).all(axis=1))
         move = np.where(convex[:, None], move, offsets[y.argmin(axis=1)])  # not convex here: walk downhill
         near = np.asarray(np.abs(move).max(axis=1) <= 1)
         move = np.clip(move, -1, 1)

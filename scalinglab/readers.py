@@ -117,12 +117,16 @@ def read_runs(
 
 
 def describe_mapping(df: pd.DataFrame) -> str:
-    """What the reader took for what, one line per column, then its notes; for display."""
+    """What the reader took for what: columns under their own name in one line, each other one in its own; then notes."""
     mapping = df.attrs.get("mapping", {})
     lines = [f"{len(df):,} rows" + (f", {df['run_id'].nunique():,} runs" if "run_id" in df else "")]
     lines += [f"file     {s['path']}  sha256 {s['sha256'][:12]}" for s in df.attrs.get("source", [])[:10]]
-    wide = max((len(c) for c in mapping), default=0)
-    for column in ordered(list(mapping)):
+    same = [c for c in ordered(list(mapping)) if mapping[c] == c]
+    if same:
+        lines.append(f"as named {', '.join(same)}")
+    renamed = [c for c in ordered(list(mapping)) if mapping[c] != c]
+    wide = max((len(c) for c in renamed), default=0)
+    for column in renamed:
         unit = SCHEMA[column].unit if column in SCHEMA else "-"
         lines.append(f"{column:<{wide}} <- {mapping[column]}" + (f"  [{unit}]" if unit not in ("-", "1") else ""))
     if "params" in df.attrs:

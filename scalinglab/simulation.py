@@ -22,7 +22,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from scalinglab.errors import ConfigError, SchemaError
-from scalinglab.laws import R0, Law, law_from
+from scalinglab.features import R0
+from scalinglab.laws import Law, law_from
 from scalinglab.runs import complete, declare_params
 from scalinglab.schema import ordered
 

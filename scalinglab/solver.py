@@ -206,6 +206,8 @@ def _move(problem: Problem, cur: Array, step: Array, fixed: NDArray[np.bool_]) -
 def _collapse(problem: Problem, cur: Array, g: Array, fixed: NDArray[np.bool_]) -> bool:
     """Take vanishing amplitudes to zero and reopen those that should grow; in place, True if anything moved."""
     moved = False
+    if not (cur[:, problem.amplitudes] < _COLLAPSE_BELOW).any():
+        return False
     for k in problem.amplitudes:
         if fixed[k]:
             continue
@@ -219,10 +221,11 @@ def _collapse(problem: Problem, cur: Array, g: Array, fixed: NDArray[np.bool_]) 
 
 def _held(problem: Problem, cur: Array, g: Array, fixed: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Parameters [R, P] that don't move: frozen by the caller, collapsed, or pushed against a bound."""
-    at_low = (cur <= problem.lower) & (g.T >= 0)
-    at_high = (cur >= problem.upper) & (g.T <= 0)
-    held = fixed | at_low | at_high
+    held = np.repeat(fixed[None], len(cur), 0)
     held[:, problem.amplitudes] |= cur[:, problem.amplitudes] <= COLLAPSED
+    if problem.bounded:
+        held |= (cur <= problem.lower) & (g.T >= 0)
+        held |= (cur >= problem.upper) & (g.T <= 0)
     return held
 
 
@@ -246,10 +249,9 @@ def _newton_step(
         A[np.broadcast_to(mask[:, None], A.shape) | np.broadcast_to(mask[None], A.shape)] = 0.0
         A[ii, ii] = np.where(mask, 1.0, A[ii, ii])
         b = np.where(mask, 0.0, g)
-    bent = A.copy()
     x, positive = _ldl_solve(A, b)
     if not positive.all():
-        x[:, ~positive] = _eigen_solve(bent[:, :, ~positive], b[:, ~positive])
+        x[:, ~positive] = _eigen_solve(A[:, :, ~positive], b[:, ~positive])
     return -x.T, positive
 
 
@@ -266,31 +268,24 @@ def _eigen_solve(A: Array, b: Array) -> Array:
 
 
 def _ldl_solve(A: Array, b: Array) -> tuple[Array, NDArray[np.bool_]]:
-    """Solve A x = b for a batch of small symmetric systems, A [P, P, R] (overwritten), b [P, R] -> x [P, R].
+    """Solve A x = b for a batch of small symmetric systems, A [P, P, R], b [P, R] -> x [P, R].
 
-    LDL^T written across the batch, so there is no call per replicate. Pivots that are not positive are replaced by their
-    absolute value, which turns an indefinite Hessian into one that gives a descent direction. Returns also whether all
-    pivots were positive.
+    LDL^T written across the batch, so there is no call per replicate. Returns also whether all pivots were positive; where
+    one was not, its absolute value stands in and x means little.
     """
     P, _, R = A.shape
-    diagonal = np.abs(A[np.arange(P), np.arange(P)])
+    diagonal = np.abs(np.einsum("iir->ir", A))
     size = np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
-    A /= size[:, None]
-    A /= size[None]
-    x = b / size
-    positive = np.ones(R, bool)
-    pivots = np.empty((P, R))
-    for j in range(P):
-        v = A[j, j]
-        positive &= v > 1e-15
-        v = np.maximum(np.abs(v), 1e-12)
-        pivots[j] = v
-        if j + 1 < P:
-            low = A[j + 1 :, j] / v
-            A[j + 1 :, j + 1 :] -= low[:, None] * A[j, j + 1 :][None]
-            x[j + 1 :] -= low * x[j]
-            A[j + 1 :, j] = low
-    x /= pivots
+    M = np.empty((P, P + 1, R))  # A and b side by side: one elimination for both
+    np.divide(A, size[:, None], out=M[:, :P])
+    M[:, :P] /= size
+    np.divide(b, size, out=M[:, P])
+    for j in range(P - 1):
+        low = M[j + 1 :, j] / np.maximum(np.abs(M[j, j]), 1e-12)
+        M[j + 1 :, j + 1 :] -= low[:, None] * M[j, j + 1 :]
+        M[j + 1 :, j] = low
+    pivots = np.einsum("iir->ir", M[:, :P])
+    x = M[:, P] / np.maximum(np.abs(pivots), 1e-12)
     for j in range(P - 1, 0, -1):
-        x[:j] -= A[j, :j] * x[j]
-    return x / size, positive
+        x[:j] -= M[j, :j] * x[j]
+    return x / size, (pivots > 1e-15).all(0)

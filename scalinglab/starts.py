@@ -40,10 +40,8 @@ def projected_starts(
         rows = rng.choice(rows, _ROWS, replace=False)
     loss, w = np.exp(log_loss[rows]), weights[rows]
     theta = _grid(encoding)
-    misfit = np.full(len(theta), np.inf)
     if not problem.groups:
-        for part in _chunks(len(theta), len(problem.blocks), len(rows)):
-            misfit[part], theta[part] = _project(encoding, theta[part], rows, loss, w)
+        misfit, theta = _project(encoding, theta, rows, loss, w)
     else:
         theta, misfit = _project_grouped(encoding, theta, rows, loss, w)
     order = np.argsort(misfit, kind="stable")
@@ -98,32 +96,48 @@ def _amplitude_of(encoding: Encoding) -> list[NDArray[np.intp]]:
     return [np.array([p for p in b.index if p in amplitudes], dtype=np.intp) for b in encoding.problem.blocks]
 
 
-def _basis(encoding: Encoding, theta: Array, rows: NDArray[np.intp], blocks: list[int], outer: float = 1.0) -> Array:
-    """exp(predictor) of blocks with their amplitudes at 1: [G, K, n]; predictors are divided by `outer` inside a group."""
-    problem = encoding.problem
-    out = np.empty((len(theta), len(blocks), len(rows)))
-    for k, number in enumerate(blocks):
-        b = problem.blocks[number]
-        eta = theta[:, b.index] @ b.X[rows].T
-        if b.offset is not None:
-            eta += b.offset[rows]
-        eta /= outer
-        if b.inner is not None:
-            eta += b.inner[rows]
-        out[:, k] = np.exp(np.clip(eta, -300, 300))
-    return out
+def _basis(
+    encoding: Encoding, theta: Array, rows: NDArray[np.intp], block: int, outer: float = 1.0
+) -> tuple[Array, NDArray[np.intp]]:
+    """exp(predictor) of a block with its amplitudes at 1, for its distinct coefficients only: [U, n] and which is whose [G].
+
+    A grid is a product, so a block takes few distinct values on it. Predictors are divided by `outer` inside a group.
+    """
+    b = encoding.problem.blocks[block]
+    distinct, which = np.unique(theta[:, b.index], axis=0, return_inverse=True)
+    eta = distinct @ b.X[rows].T
+    if b.offset is not None:
+        eta += b.offset[rows]
+    eta /= outer
+    if b.inner is not None:
+        eta += b.inner[rows]
+    np.clip(eta, -300, 300, out=eta)
+    return np.exp(eta, out=eta), which.reshape(-1)
 
 
 def _project(encoding: Encoding, theta: Array, rows: NDArray[np.intp], loss: Array, w: Array) -> tuple[Array, Array]:
-    """Non-negative amplitudes for each grid point: misfit [G] and theta [G, P]."""
+    """Non-negative amplitudes for each grid point: misfit [G] and theta [G, P].
+
+    The normal equations of all grid points are looked up from one small matrix product per pair of blocks.
+    """
     theta = theta.copy()
-    Z = _basis(encoding, theta, rows, list(range(len(encoding.problem.blocks)))) / loss
     own = _amplitude_of(encoding)
     solved = [k for k, positions in enumerate(own) if len(positions)]
     known = [k for k in range(len(own)) if k not in solved]
-    target = 1.0 - Z[:, known].sum(1) if known else np.ones((len(theta), len(rows)))
-    Zs = Z[:, solved]
-    amplitude, misfit = _nonnegative(Zs, target, w)
+    order = solved + known
+    S = len(solved)
+    bases = [_basis(encoding, theta, rows, k) for k in order]
+    bases = [(z / loss, which) for z, which in bases]
+    gram = np.empty((len(theta), len(order), len(order)))
+    right = np.empty((len(theta), len(order)))
+    for i, (zi, at_i) in enumerate(bases):
+        weighted = zi * w
+        right[:, i] = weighted.sum(1)[at_i]
+        for j, (zj, at_j) in enumerate(bases[: i + 1]):
+            gram[:, i, j] = gram[:, j, i] = (weighted @ zj.T)[at_i, at_j]
+    # what is known is taken off the target, which is 1
+    total = w.sum() - 2 * right[:, S:].sum(1) + gram[:, S:, S:].sum((1, 2))
+    amplitude, misfit = _nonnegative(gram[:, :S, :S], right[:, :S] - gram[:, :S, S:].sum(2), total)
     for k, number in enumerate(solved):
         theta[:, own[number]] = np.log(np.maximum(amplitude[:, [k]], 1e-7))
     return misfit, theta
@@ -148,8 +162,10 @@ def _project_grouped(
             for part in _chunks(len(theta), len(members), len(rows)):
                 piece = theta[part].copy()
                 target = rest ** (1 / d)
-                Z = _basis(encoding, piece, rows, list(members), d) / target
-                amplitude, _ = _nonnegative(Z, np.ones((len(piece), len(rows))), w)
+                bases = [_basis(encoding, piece, rows, k, d) for k in members]
+                Z = np.stack([(z / target)[which] for z, which in bases], 1)
+                Zw = Z * w
+                amplitude, _ = _nonnegative(Zw @ Z.transpose(0, 2, 1), Zw.sum(2), np.full(len(piece), w.sum()))
                 fitted = np.einsum("gkn,gk->gn", Z, amplitude) * target
                 predicted = np.maximum(fitted, 1e-300) ** d + share * loss.min()
                 misfits.append((w * (predicted / loss - 1) ** 2).sum(-1))
@@ -165,16 +181,13 @@ def _project_grouped(
     return np.concatenate(parts), np.concatenate(misfits)
 
 
-def _nonnegative(Z: Array, target: Array, w: Array) -> tuple[Array, Array]:
-    """min sum w (Z^T c - target)^2 over c >= 0 for each of G small problems: c [G, K] and the misfit [G].
+def _nonnegative(gram: Array, right: Array, total: Array) -> tuple[Array, Array]:
+    """min c' gram c - 2 c' right + total over c >= 0 for each of G small problems: c [G, K] and the misfit [G].
 
-    Exact by enumeration of active sets: K is the number of terms of a law, at most a handful.
+    gram [G, K, K], right [G, K], total [G]. Exact by enumeration of active sets: K is the number of terms of a law, at most
+    a handful.
     """
-    G, K, _ = Z.shape
-    Zw = Z * w
-    gram = Zw @ Z.transpose(0, 2, 1)
-    right = np.einsum("gkn,gn->gk", Zw, target)
-    total = (w * target * target).sum(-1)
+    G, K = right.shape
     best = total.copy()
     coefficients = np.zeros((G, K))
     ridge = 1e-13

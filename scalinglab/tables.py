@@ -65,7 +65,9 @@ def write_table(table: pd.DataFrame, path: str | Path) -> Path:
         try:
             data = table.to_parquet(None, index=False)
         except ImportError:
-            raise ConfigError(f"{path}: Parquet needs pyarrow: pip install 'scalinglab[parquet]', or write .csv") from None
+            raise ConfigError(
+                f"{path}: Parquet needs pyarrow: pip install 'scalinglab[parquet]', or write .csv"
+            ) from None
         return write_atomically(path, data)
     if not path.name.endswith((".csv", ".csv.gz")):
         raise ConfigError(f"{path}: write a table as .csv, .csv.gz or .parquet")

@@ -382,13 +382,14 @@ def optimal_aspect(fit: Fit, *, level: float = 0.95, suffix: str = "") -> Fielle
 
 def delta(fit: Fit, fn: Callable[[pd.DataFrame], Array], *, level: float = 0.95) -> Interval:
     """Delta-method interval of a smooth function of the parameters, with the jackknife covariance."""
-    p = fit.params
-    h = np.maximum(np.abs(p.to_numpy(np.float64)), 1e-8) * 1e-6
-    up = pd.DataFrame(p.to_numpy(np.float64) + np.diag(h), columns=p.index)
-    down = pd.DataFrame(p.to_numpy(np.float64) - np.diag(h), columns=p.index)
+    replicates, back = _coordinates(fit)
+    p = replicates(fit.params.to_frame().T)[0]
+    h = np.maximum(np.abs(p), 1e-2) * 1e-6
+    up, down = back(p + np.diag(h)), back(p - np.diag(h))
     gradient = ((np.asarray(fn(up)) - np.asarray(fn(down))).T / (2 * h)).T
-    point = np.asarray(fn(p.to_frame().T), dtype=np.float64)[0]
-    V = fit.jackknife.cov.to_numpy()
+    point = np.asarray(fn(fit.params.to_frame().T), dtype=np.float64)[0]
+    moves = replicates(fit.jackknife.params) - p
+    V = (len(moves) - 1) / len(moves) * moves.T @ moves
     se = np.sqrt(np.einsum("p...,pq,q...->...", gradient, V, gradient))
     q = t_quantile(0.5 + level / 2, fit.jackknife.df)
     return Interval(
@@ -401,6 +402,34 @@ def delta(fit: Fit, fn: Callable[[pd.DataFrame], Array], *, level: float = 0.95)
         "delta method, jackknife covariance",
         np.isfinite(se),
     )
+
+
+def _coordinates(fit: Fit) -> tuple[Callable[[pd.DataFrame], Array], Callable[[Array], pd.DataFrame]]:
+    """Parameter frames to coordinates in which a law is nearly linear, and back.
+
+    Amplitudes count by the logarithm of their term at the centre of the data: A and alpha trade off along a curve, which no
+    covariance on natural scales can describe. The floor stays in nats, since it may be 0.
+    """
+    names = list(fit.params.index)
+    if not fit.law.in_algebra:
+        return (lambda p: p[names].to_numpy(np.float64)), (lambda z: pd.DataFrame(z, columns=names))
+    encoding = fit.encoding
+    floors = [i for i, c in enumerate(encoding.coordinates) if c.split("[")[0] == fit.law.floor]
+
+    def forth(params: pd.DataFrame) -> Array:
+        z = np.stack([encoding.internal(row) for row in params.to_dict("records")])
+        z[:, floors] = params[[encoding.coordinates[i] for i in floors]].to_numpy(np.float64)
+        return z
+
+    def back(z: Array) -> pd.DataFrame:
+        theta = z.copy()
+        theta[:, floors] = 0.0
+        made = encoding.frame(theta)
+        for i in floors:
+            made[encoding.coordinates[i]] = z[:, i]
+        return made
+
+    return forth, back
 
 
 def t_quantile(probability: float, df: float) -> float:

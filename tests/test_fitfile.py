@@ -32,7 +32,9 @@ def test_round_trip_of_a_crossed_and_a_bounded_fit(tmp_path: Path) -> None:
     from scalinglab import LAWS
 
     runs = read_runs("embedded:simulated_shapes")
-    crossed = fit(LAWS["shape"].with_(bounds={"alpha": (0.1, 1.0)}), runs, by="architecture", share="H2", fixed={"beta": 0.28})
+    crossed = fit(
+        LAWS["shape"].with_(bounds={"alpha": (0.1, 1.0)}), runs, by="architecture", share="H2", fixed={"beta": 0.28}
+    )
     back = Fit.load(crossed.save(tmp_path / "f.json"))
     assert back.law == crossed.law
     assert back.params.equals(crossed.params)

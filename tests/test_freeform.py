@@ -24,7 +24,12 @@ def table(rng: np.random.Generator, sigma: float = 0.002, kink: float = 0.0) -> 
 
 
 def chinchilla(
-    runs: dict[str, np.ndarray], E: float = 1.5, A: float = 300.0, alpha: float = 0.3, B: float = 300.0, beta: float = 0.3
+    runs: dict[str, np.ndarray],
+    E: float = 1.5,
+    A: float = 300.0,
+    alpha: float = 0.3,
+    B: float = 300.0,
+    beta: float = 0.3,
 ) -> np.ndarray:
     return E + A * runs["params"] ** -alpha + B * runs["tokens"] ** -beta
 

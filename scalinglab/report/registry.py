@@ -63,7 +63,9 @@ def save_figure(fig: Figure, path: str | os.PathLike[str]) -> Path:
     target = Path(path)
     kind = target.suffix.lower()
     if kind not in _METADATA:
-        raise ConfigError(f"{target}: a figure is saved as {', '.join(_METADATA)}, not {kind or 'a name without ending'!r}")
+        raise ConfigError(
+            f"{target}: a figure is saved as {', '.join(_METADATA)}, not {kind or 'a name without ending'!r}"
+        )
     if not target.parent.is_dir():
         raise ConfigError(f"{target}: the folder {target.parent} does not exist; create it first")
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=kind)

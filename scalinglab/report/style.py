@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import matplotlib
 import numpy as np
+from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import Colormap, LinearSegmentedColormap
@@ -52,7 +53,7 @@ _RC: dict[str, Any] = {
     "axes.unicode_minus": True, "axes.formatter.use_mathtext": True, "path.simplify": True, "text.usetex": False,
     "axes.xmargin": 0.03, "axes.ymargin": 0.05, "figure.constrained_layout.h_pad": 0.03,
     "figure.constrained_layout.w_pad": 0.03, "figure.constrained_layout.hspace": 0.04,
-    "figure.constrained_layout.wspace": 0.03, "axes.prop_cycle": matplotlib.cycler(color=PALETTE),
+    "figure.constrained_layout.wspace": 0.03, "axes.prop_cycle": cycler(color=PALETTE),
 }  # fmt: skip
 
 
@@ -97,6 +98,16 @@ def colour_of(index: int) -> str:
     return PALETTE[index % len(PALETTE)]
 
 
+def marker_of(index: int) -> str:
+    """Marker of the index-th category; where colours repeat, the pair of colour and marker does not."""
+    return MARKERS[(index + index // len(PALETTE)) % len(MARKERS)]
+
+
+def dash_of(index: int) -> Any:
+    """Line style of the index-th category."""
+    return DASHES[index % len(DASHES)]
+
+
 def ordered_map() -> Colormap:
     """Colours for an ordered quantity: monotone in lightness, readable for colour-blind readers and in grey."""
     full = matplotlib.colormaps["viridis"]
@@ -122,9 +133,10 @@ def power_label(value: float) -> str:
     r"""A large number as a power of ten in mathtext: $10^{20}$, $3{\times}10^{19}$."""
     if not (np.isfinite(value) and value > 0):
         return ""
-    exponent = int(np.floor(np.log10(value) + 1e-9))
-    mantissa = f"{value / 10.0**exponent:.2g}"
-    return rf"$10^{{{exponent}}}$" if mantissa == "1" else rf"${mantissa}{{\times}}10^{{{exponent}}}$"
+    mantissa, exponent = f"{value:.1e}".split("e")
+    power = rf"10^{{{int(exponent)}}}"
+    mantissa = f"{float(mantissa):g}"
+    return f"${power}$" if mantissa == "1" else rf"${mantissa}{{\times}}{power}$"
 
 
 def label_of(value: float, kind: Kind) -> str:
@@ -135,17 +147,23 @@ def label_of(value: float, kind: Kind) -> str:
 
 
 def number(value: float) -> str:
-    r"""Three digits of any number in mathtext: $0.347$, $-0.0023$, $4.9{	imes}10^{3}$ from 10^5 on and below 10^-3."""
+    r"""Three digits of any number in mathtext: $0.347$, $-0.00234$; a power of ten from 10^5 on and below 10^-3."""
     if not np.isfinite(value):
         return r"$\infty$" if value > 0 else r"$-\infty$" if value < 0 else "?"
-    if value == 0 or 1e-3 <= abs(value) < 1e5:
-        digits = max(0, 2 - int(np.floor(np.log10(abs(value))))) if value else 0
-        return f"${value:.{digits}f}$"
     mantissa, exponent = f"{value:.2e}".split("e")
-    return rf"${mantissa}{{\times}}10^{{{int(exponent)}}}$"
+    power = int(exponent)
+    if value == 0 or -3 <= power < 5:
+        return f"${value:.{max(0, 2 - power) if value else 0}f}$"
+    return rf"${mantissa}{{\times}}10^{{{power}}}$"
 
 
-_MANTISSAS: tuple[tuple[float, ...], ...] = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8))
+_MANTISSAS: tuple[tuple[float, ...], ...] = (
+    (1,),
+    (1, 3),
+    (1, 2, 5),
+    (1, 1.5, 2, 3, 5, 7),
+    (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8),
+)
 _ENOUGH = 4  # labelled ticks that make a log axis readable
 
 
@@ -229,21 +247,14 @@ def footnote(figure: Figure, text: str) -> None:
     figure.supxlabel("\n".join(lines), fontsize=6.2, color=GREY, x=0.01, ha="left")
 
 
-def end_labels(ax: Axes, entries: Sequence[tuple[float, str, str]]) -> None:
-    """Direct labels right of the axes at heights `y` (data), as (y, text, colour); moved apart where they would overlap."""
-    figure = ax.figure
-    assert isinstance(figure, Figure)
-    if not entries:
+def group_legend(figure: Figure, ax: Axes, title: str, place: str = "upper right") -> None:
+    """Legend of the labelled artists of `ax`: inside it for up to four groups, else above the figure."""
+    handles = [h for h in ax.get_legend_handles_labels()[0] if not str(h.get_label()).startswith("_")]
+    if len(handles) <= 4:
+        ax.legend(handles=handles, title=title, loc=place, title_fontsize=SMALL)
         return
-    figure.draw_without_rendering()  # the layout decides how tall a line of text is in the axes
-    height = ax.get_window_extent().height / figure.dpi * 72
-    gap = 1.12 * SMALL / max(height, 1.0)
-    ends = ax.transAxes.inverted().transform(ax.transData.transform([(ax.get_xlim()[1], y) for y, _, _ in entries]))
-    at = ends[:, 1]
-    places = spread(at, gap, 0.0, 1.0)
-    for (_, text, colour), start, end in zip(entries, at, places, strict=True):
-        ax.plot([1.0, 1.025], [start, end], transform=ax.transAxes, color=colour, lw=0.6, clip_on=False)
-        ax.text(1.035, end, text, transform=ax.transAxes, color=colour, fontsize=SMALL, va="center", ha="left")
+    columns = max(2, int(figure.get_figwidth() / 1.1))
+    figure.legend(handles=handles, loc="outside upper left", ncols=columns)
 
 
 def separate(ax: Axes, texts: Sequence[Text]) -> None:
@@ -267,27 +278,6 @@ def haloed(text: Text) -> Text:
     """The text with a thin white outline, so that it reads on top of points and lines."""
     text.set_path_effects([withStroke(linewidth=1.6, foreground="white")])
     return text
-
-
-def spread(at: ArrayLike, gap: float, low: float, high: float) -> Array:
-    """Places near `at` that are at least `gap` apart, in the same order, kept within [low, high] where they fit."""
-    at = np.asarray(at, dtype=np.float64)
-    order = np.argsort(at, kind="stable")
-    x = np.clip(at[order], low, high)
-    if gap * (len(x) - 1) > high - low:
-        x = np.linspace(low, high, len(x))
-    else:  # pool neighbours that are too close around their mean (isotonic regression of x - i gap)
-        groups: list[list[float]] = []
-        for i, value in enumerate(x):
-            groups.append([value - i * gap, 1.0])
-            while len(groups) > 1 and groups[-2][0] > groups[-1][0]:
-                b, a = groups.pop(), groups.pop()
-                groups.append([(a[0] * a[1] + b[0] * b[1]) / (a[1] + b[1]), a[1] + b[1]])
-        flat = np.concatenate([np.full(int(n), mean) for mean, n in groups])
-        x = np.clip(flat, low, high - gap * (len(x) - 1)) + gap * np.arange(len(x))
-    out = np.empty_like(x)
-    out[order] = x
-    return out
 
 
 def symbol(name: str) -> str:

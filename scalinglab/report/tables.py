@@ -1,7 +1,7 @@
 """Tables of results: numbers rounded to what is known, as Markdown, LaTeX, CSV and HTML. The only place that rounds.
 
-Significant digits follow the standard error: the error keeps two digits (Particle Data Group convention is close; two is
-what a reader can check), the estimate stops at the same decimal. Text is escaped for its format; in CSV, text that a
+Significant digits follow the standard error: the error keeps two digits (two is what a reader can
+check), the estimate stops at the same decimal. Text is escaped for its format; in CSV, text that a
 spreadsheet would run as a formula gets a leading quote.
 """
 
@@ -104,10 +104,14 @@ def comparison_table(comparison: pd.DataFrame) -> pd.DataFrame:
     """
     frame = comparison.reset_index() if "law" not in comparison and comparison.index.name == "law" else comparison
     if "law" not in frame:
-        raise ConfigError(f"a comparison needs a column 'law'; this table has {', '.join(map(str, frame.columns[:20]))}")
+        raise ConfigError(
+            f"a comparison needs a column 'law'; this table has {', '.join(map(str, frame.columns[:20]))}"
+        )
     known = [c for c in T5 if c in frame.columns]
     if len(known) < 2:
-        raise ConfigError(f"a comparison needs columns among {', '.join(T5[1:])}; this table has {', '.join(map(str, frame.columns[:20]))}")
+        raise ConfigError(
+            f"a comparison needs columns among {', '.join(T5[1:])}; this table has {', '.join(map(str, frame.columns[:20]))}"
+        )
     out = pd.DataFrame(index=range(len(frame)))
     for c in T5:
         if c not in frame:
@@ -173,7 +177,13 @@ def with_error(value: float, se: float) -> str:
         power = max(_order(value), _order(se)) if value else _order(se)
     v, s = value / 10.0**power, se / 10.0**power
     decimals = 1 - _order(s)
-    error = f"{round(s * 10**decimals)}" if 0 < decimals and s < 1 else _fixed(s, max(0, decimals)) if decimals > 0 else _fixed(s, decimals)
+    error = (
+        f"{round(s * 10**decimals)}"
+        if decimals > 0 and s < 1
+        else _fixed(s, max(0, decimals))
+        if decimals > 0
+        else _fixed(s, decimals)
+    )
     return f"{_fixed(v, decimals)}({error})" + (f"e{power}" if power else "")
 
 
@@ -252,7 +262,9 @@ def to_latex(df: pd.DataFrame, *, index: bool = False, caption: str = "", label:
     body += [r"\bottomrule", r"\end{tabular}"]
     if caption or label:
         if label and not all(c.isalnum() or c in ":-_." for c in label):
-            raise ConfigError(f"label {label!r} has characters that LaTeX labels can't carry: use letters, digits and : - _ .")
+            raise ConfigError(
+                f"label {label!r} has characters that LaTeX labels can't carry: use letters, digits and : - _ ."
+            )
         body = [r"\begin{table}", r"\centering", *([rf"\caption{{{_tex(caption)}}}"] if caption else []),
                 *([rf"\label{{{label}}}"] if label else []), *body, r"\end{table}"]  # fmt: skip
     return "\n".join(body) + "\n"
@@ -277,13 +289,23 @@ def to_html(df: pd.DataFrame, *, index: bool = False) -> str:
 
     def row(tag: str, values: list[str]) -> str:
         made = (
-            f'<{tag}{" style=" + chr(34) + "text-align:right" + chr(34) if r else ""}>{html.escape(v, quote=True)}</{tag}>'
+            f"<{tag}{' style=' + chr(34) + 'text-align:right' + chr(34) if r else ''}>{html.escape(v, quote=True)}</{tag}>"
             for v, r in zip(values, right, strict=True)
         )
         return "<tr>" + "".join(made) + "</tr>"
 
     return "\n".join(
-        ["<table>", "<thead>", row("th", header), "</thead>", "<tbody>", *(row("td", c) for c in cells), "</tbody>", "</table>", ""]
+        [
+            "<table>",
+            "<thead>",
+            row("th", header),
+            "</thead>",
+            "<tbody>",
+            *(row("td", c) for c in cells),
+            "</tbody>",
+            "</table>",
+            "",
+        ]
     )
 
 
@@ -324,6 +346,10 @@ def _numeric(text: str) -> bool:
 def _guard(value: Any) -> Any:
     if not isinstance(value, str):
         return value
+    if value == _EMPTY:
+        return ""
+    if _MINUS in value and _numeric(value):  # a rounded number: typographic minus is for print
+        return value.replace(_MINUS, "-").replace("∞", "inf")
     if value[:1] in ("=", "+", "-", "@", "\t", "\r", "\n") or value.lstrip()[:1] in ("=", "+", "-", "@"):
         try:
             float(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -45,30 +46,45 @@ def isoflop(
     Parameters
     ----------
     budgets : FLOPs; by default four or five round ones inside the runs' range (with a run table: all that it has).
-    group : level of a crossed fit; required for one.
+    group : one level of a crossed fit; by default one panel per level.
 
     Raises
     ------
     ConfigError
-        A law without a trade-off between params and tokens, a crossed fit without its group, or a budget <= 0.
+        A law without a trade-off between params and tokens, an unknown group, or a budget <= 0.
     """
-    made = style.new_figure(width, 2.7)
-    ax = made.add_subplot()
     if isinstance(source, pd.DataFrame):
-        curves, note = _parabolas(source, budgets, level)
+        panels = {"": _parabolas(source, budgets, level)}
     else:
-        curves, note = _law(source, budgets, grids.Spreads.of(source, uncertainty, level), group)
-    colours = style.ordered_map()
-    for k, c in enumerate(curves):
-        colour = colours(k / max(1, len(curves) - 1))
-        ax.scatter(c["x"], c["y"], s=8, color=colour, alpha=0.65, lw=0, marker=style.MARKERS[k % 5])
-        if np.isfinite(c["low"]).any():
-            ax.fill_between(c["grid"], c["low"], c["high"], color=colour, alpha=style.BAND, lw=0)
-        _curve(ax, c, colour)
-        _optimum(ax, c)
-    _frame(ax, curves)
-    _curve_labels(ax, curves, [colours(k / max(1, len(curves) - 1)) for k in range(len(curves))])
-    style.footnote(made, note)
+        spreads = grids.Spreads.of(source, uncertainty, level)
+        if group is None and source.law.by is not None:
+            panels = {str(g): _law(source, budgets, spreads, g) for g, _ in grids.groups(source)}
+        else:
+            panels = {group or "": _law(source, budgets, spreads, group)}
+    across = len(panels) if len(panels) < 3 else 3 if style.inches(width) > 5 else 2
+    lines = -(-len(panels) // across)
+    made = style.new_figure(width, 2.7 if len(panels) == 1 else 0.5 + 1.9 * lines)
+    axes = made.subplots(lines, across, squeeze=False, sharex=True, sharey=True)
+    everything = [c for curves, _ in panels.values() for c in curves]
+    for k, (ax, (name, (curves, _))) in enumerate(zip(axes.ravel(), panels.items(), strict=False)):
+        shades = style.ordered_map()(np.linspace(0, 1, max(2, len(curves))))
+        for c, colour, marker in zip(curves, shades, itertools.cycle(style.MARKERS[:5]), strict=False):
+            ax.scatter(c["x"], c["y"], s=8, color=colour, alpha=0.65, lw=0, marker=marker)
+            if np.isfinite(c["low"]).any():
+                ax.fill_between(c["grid"], c["low"], c["high"], color=colour, alpha=style.BAND, lw=0)
+            _curve(ax, c, colour)
+            _optimum(ax, c)
+        ax.set_title(name, fontsize=style.SMALL)
+        _frame(ax, everything)
+        ax.set_ylabel(AXIS_LABEL["loss"] if k % across == 0 else "")
+        if k + across >= len(panels):
+            ax.set_xlabel(AXIS_LABEL["params"])
+            ax.tick_params(labelbottom=True)
+    for ax in axes.ravel()[len(panels) :]:
+        ax.set_visible(False)
+    style.footnote(made, next(iter(panels.values()))[1])
+    for ax, (curves, _) in zip(axes.ravel(), panels.values(), strict=False):  # last: places depend on the layout
+        _curve_labels(ax, curves, list(style.ordered_map()(np.linspace(0, 1, max(2, len(curves))))))
     return made
 
 
@@ -87,8 +103,6 @@ def _frame(ax: Axes, curves: list[dict[str, Any]]) -> None:
     style.set_log_limits(ax, "y", seen)
     style.log_axis(ax, "x", "count")
     style.log_axis(ax, "y", "plain", most=6)
-    ax.set_xlabel(AXIS_LABEL["params"])
-    ax.set_ylabel(AXIS_LABEL["loss"])
 
 
 def _curve(ax: Axes, c: dict[str, Any], colour: Any) -> None:
@@ -103,7 +117,7 @@ def _curve(ax: Axes, c: dict[str, Any], colour: Any) -> None:
 def _curve_labels(ax: Axes, curves: list[dict[str, Any]], colours: list[Any]) -> None:
     """The budget at the right end of each curve, moved up where two would meet."""
     texts = []
-    for c, colour in zip(curves, colours, strict=True):
+    for c, colour in zip(curves, colours, strict=False):
         texts.append(style.haloed(ax.annotate(
             style.power_label(c["flops"]), (c["grid"][-1], c["curve"][-1]), xytext=(2.5, 0), textcoords="offset points",
             color=colour, fontsize=style.SMALL, va="center", annotation_clip=False, zorder=7)))  # fmt: skip
@@ -116,8 +130,8 @@ def _law(
 ) -> tuple[list[dict[str, Any]], str]:
     from scalinglab.frontier import optimal
 
-    if fit.law.by is not None and group is None:
-        raise ConfigError(f"the fit has one law per {fit.law.by}: give group=, one of {', '.join(fit.law.levels)}")
+    if group is not None and group not in fit.law.levels:
+        raise ConfigError(f"group={group!r} is no level of this fit; it has {', '.join(fit.law.levels) or 'no groups'}")
     own = np.ones(len(fit.runs), bool) if fit.law.by is None else fit.runs[fit.law.by].astype(str).to_numpy() == group
     N, D = grids.sizes(fit)[own], grids.tokens(fit)[own]
     flops = 6 * N * D
@@ -125,7 +139,13 @@ def _law(
     kept = grids.aspects(fit)
     shape: Any = grids.middle(kept) if grids.has_shape(fit) and kept is not None else "optimal"
     best = optimal(
-        fit, flops=chosen, uncertainty=spreads.resampling, level=spreads.level, group=group, shape=shape, kappa=grids.kappa(fit)
+        fit,
+        flops=chosen,
+        uncertainty=spreads.resampling,
+        level=spreads.level,
+        group=group,
+        shape=shape,
+        kappa=grids.kappa(fit),
     ).table
     aspect = {"aspect": shape} if not isinstance(shape, str) else {}
     residual = np.exp(fit.residuals[own])
@@ -134,12 +154,18 @@ def _law(
         near = np.abs(np.log(flops / budget)) < np.log(_NEAR)
         near &= np.abs(np.log(flops[:, None] / chosen[None])).argmin(1) == row
         x = N[near]
-        moved = fit.predict(grids.rows_at(fit, {"params": x, "tokens": budget / (6 * x), **aspect}, group=group)) if near.any() else x
+        moved = (
+            fit.predict(grids.rows_at(fit, {"params": x, "tokens": budget / (6 * x), **aspect}, group=group))
+            if near.any()
+            else x
+        )
         at = float(best["params"].iloc[row])
         wide = np.log(np.concatenate([x, [at] if np.isfinite(at) else [], [] if near.any() else [N.min(), N.max()]]))
-        ends = np.exp([wide.min() - 0.25, wide.max() + 0.25])
-        grid = np.geomspace(*ends, _POINTS)
-        band = spreads.band(fit, grids.rows_at(fit, {"params": grid, "tokens": budget / (6 * grid), **aspect}, group=group))
+        low, high = float(np.exp(wide.min() - 0.25)), float(np.exp(wide.max() + 0.25))
+        grid = np.geomspace(low, high, _POINTS)
+        band = spreads.band(
+            fit, grids.rows_at(fit, {"params": grid, "tokens": budget / (6 * grid), **aspect}, group=group)
+        )
         out.append({
             "flops": budget, "x": x, "y": moved * residual[near], "grid": grid, "curve": band.estimate, "low": band.low,
             "high": band.high,

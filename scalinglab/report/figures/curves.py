@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
+from matplotlib.collections import PathCollection
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -32,7 +33,13 @@ AXIS_LABEL = {
     "loss": "Loss (nats/token)",
     "aspect": r"Aspect ratio $r$ = width/depth",
 }
-KIND: dict[str, style.Kind] = {"params": "count", "tokens": "count", "flops": "power", "aspect": "plain", "loss": "plain"}
+KIND: dict[str, style.Kind] = {
+    "params": "count",
+    "tokens": "count",
+    "flops": "power",
+    "aspect": "plain",
+    "loss": "plain",
+}
 _SYMBOL = {"params": "N", "tokens": "D"}
 _POINTS = 121
 _RASTER = 3000  # points from which on a scatter is an image inside the vector file
@@ -77,7 +84,7 @@ def loss_vs_scale(
     if fit.law.by is None:
         notes = _one_law(made, ax, fit, x, other, data, shown, levels, spreads)
     else:
-        notes = _by_group(ax, fit, x, other, data, shown, levels, spreads)
+        notes = _by_group(made, ax, fit, x, other, data, shown, levels, spreads)
     notes.append(_floor(ax, fit, spreads))
     style.set_log_limits(ax, "y", _drawn(ax))
     style.log_axis(ax, "x", KIND[x])
@@ -144,7 +151,15 @@ def _one_law(
     norm = LogNorm(min(data[other].min(), values[0]), max(data[other].max(), values[-1]) * (1 + 1e-9))
     colours = style.ordered_map()
     ax.scatter(
-        data[x][shown], loss[shown], c=data[other][shown], cmap=colours, norm=norm, s=6, alpha=0.55, lw=0, rasterized=raster
+        data[x][shown],
+        loss[shown],
+        c=data[other][shown],
+        cmap=colours,
+        norm=norm,
+        s=6,
+        alpha=0.55,
+        lw=0,
+        rasterized=raster,
     )
     for value in values:
         near = grid
@@ -157,13 +172,13 @@ def _one_law(
     bar.ax.yaxis.set_minor_locator(NullLocator())
     bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: style.count_label(v)))
     bar.ax.tick_params(length=2.5, pad=2)
-    bar.outline.set_linewidth(0.4)  # type: ignore[operator]
+    bar.outline.set_linewidth(0.4)
     bar.set_label(AXIS_LABEL[other])
     return [grids.held(fit, given)]
 
 
 def _by_group(
-    ax: Axes, fit: Fit, x: Scale, other: str | None, data: dict[str, Array], shown: NDArray[np.bool_],
+    made: Figure, ax: Axes, fit: Fit, x: Scale, other: str | None, data: dict[str, Array], shown: NDArray[np.bool_],
     levels: Sequence[float] | None, spreads: grids.Spreads,
 ) -> list[str]:  # fmt: skip
     value = 0.0
@@ -173,17 +188,16 @@ def _by_group(
         own = mask & shown
         if not own.any():
             continue
-        colour, dash = style.colour_of(k), style.DASHES[k % len(style.DASHES)]
+        colour, dash = style.colour_of(k), style.dash_of(k)
         at = data[x][own]
         moved = grids.rows_at(fit, _columns(x, at, other, value), group=group)
         points = fit.predict(moved) * np.exp(fit.residuals[own])
-        ax.scatter(at, points, s=9, color=colour, marker=style.MARKERS[k % len(style.MARKERS)], alpha=0.6, lw=0,
+        ax.scatter(at, points, s=9, color=colour, marker=style.marker_of(k), alpha=0.6, lw=0,
                    rasterized=len(at) > _RASTER)  # fmt: skip
         grid = np.geomspace(at.min(), at.max(), _POINTS)
         band = spreads.band(fit, grids.rows_at(fit, _columns(x, grid, other, value), group=group))
         _curve(ax, grid, band, colour, dash, str(group))
-    handles = [line for line in ax.lines if not str(line.get_label()).startswith("_")]
-    ax.legend(handles=handles, title=fit.law.by, loc="upper right", title_fontsize=style.SMALL)
+    style.group_legend(made, ax, str(fit.law.by))
     where = f"${_SYMBOL[other]}$ = {style.count_label(value)}" if other else ""
     told = f"Curves at {where}; runs moved there along the law." if other else ""
     return [told, grids.held(fit, frozenset({"params", "tokens", "flops"})).replace("Curves at", "Shape held at")]
@@ -232,9 +246,8 @@ def _drawn(ax: Axes) -> Array:
     """Heights of all that is drawn in data coordinates: points, curves, bands, the floor."""
     values = [np.asarray(line.get_ydata(), dtype=np.float64).ravel() for line in ax.lines]
     for collection in ax.collections:
-        offsets = np.asarray(collection.get_offsets(), dtype=np.float64)
-        if len(offsets) > 1:
-            values.append(offsets[:, 1])
+        if isinstance(collection, PathCollection):  # a scatter
+            values.append(np.asarray(collection.get_offsets(), dtype=np.float64)[:, 1])
         else:
-            values += [path.vertices[:, 1] for path in collection.get_paths()]
+            values += [np.asarray(path.vertices, dtype=np.float64)[:, 1] for path in collection.get_paths()]
     return np.concatenate(values)

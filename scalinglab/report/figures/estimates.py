@@ -37,7 +37,9 @@ def forest(fit: Fit, *, level: float = 0.95, width: style.Width = "column") -> F
     from scalinglab.objectives import Gaussian, Robust
 
     if not fit.law.in_algebra:
-        raise ConfigError(f"forest: law {fit.law.key!r} is outside the algebra and can't be refitted under another estimator")
+        raise ConfigError(
+            f"forest: law {fit.law.key!r} is outside the algebra and can't be refitted under another estimator"
+        )
     base = fit.jackknife
     names = [n for n in fit.params.index if fit.encoding.slots[n].position is not None and base.se[n] > 0]
     other = Gaussian() if isinstance(fit.estimator, Robust) else Robust()

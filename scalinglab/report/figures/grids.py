@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from scalinglab.errors import ConfigError, FitError
-from scalinglab.laws import DERIVED_COLUMNS
+from scalinglab.features import DERIVED_COLUMNS
 
 if TYPE_CHECKING:
     from scalinglab.fitting import Fit
@@ -56,7 +56,9 @@ class Spreads:
             if uncertainty == "none":
                 return cls(None, level, "No uncertainty drawn.")
             if uncertainty != "jackknife":
-                raise ConfigError(f"uncertainty is {uncertainty!r}: give 'jackknife', 'none' or a Resampling of this fit")
+                raise ConfigError(
+                    f"uncertainty is {uncertainty!r}: give 'jackknife', 'none' or a Resampling of this fit"
+                )
             try:
                 made = fit.jackknife
             except FitError as error:

@@ -25,6 +25,7 @@ _LABELS = {**AXIS_LABEL, "depth": r"Depth (layers)", "width": r"Width $d$", "flo
 _KINDS: dict[str, style.Kind] = {**KIND, "depth": "plain", "width": "plain"}
 _DECADES = 1.5  # how far beyond the runs the frontier is drawn by default
 _POINTS = 33
+_REACH = 10.0  # optima this many times beyond the runs' aspect ratios are told, not drawn
 
 
 @figure("frontier")
@@ -55,31 +56,63 @@ def frontier(
     spreads = grids.Spreads.of(fit, uncertainty, level)
     budgets = _budgets(fit, flops)
     tables: list[tuple[str | None, pd.DataFrame]] = []
+    strange: list[str] = []
     for group, _ in grids.groups(fit):
         made = optimal(fit, flops=budgets, uncertainty=spreads.resampling, level=level, group=group)
-        tables.append((group, made.table))
+        table, lost = _inside_reach(fit, made.table)
+        tables.append((group, table))
+        if lost:
+            strange.append(f"{group}: " * (group is not None) + f"best aspect ratio {lost:.3g}")
+    if strange and not any(table["params"].notna().any() for _, table in tables):
+        raise ConfigError(
+            f"the best shape lies far beyond the runs ({'; '.join(strange)}): no frontier to draw; fix the shape"
+        )
     if not any(table["valid"].any() for _, table in tables):
-        raise ConfigError(f"law {fit.law.key!r} has no compute-optimal size at any of these budgets: {tables[0][1]['reason'].iloc[0]}")
-    names = [n for n in ("params", "tokens", "loss", "aspect", "depth", "width") if any(t[n].notna().any() for _, t in tables)]
+        raise ConfigError(
+            f"law {fit.law.key!r} has no compute-optimal size at any of these budgets: {tables[0][1]['reason'].iloc[0]}"
+        )
+    names = [
+        n
+        for n in ("params", "tokens", "loss", "aspect", "depth", "width")
+        if any(t[n].notna().any() for _, t in tables)
+    ]
     across = min(3, len(names)) if style.inches(width) > 5 else min(2, len(names))
     lines = -(-len(names) // across)
     fig = style.new_figure(width, 0.5 + 1.6 * lines)
     axes = fig.subplots(lines, across, squeeze=False, sharex=True)
     for k, (ax, name) in enumerate(zip(axes.ravel(), names, strict=False)):
         for g, (group, table) in enumerate(tables):
-            _line(ax, table, name, style.colour_of(g), group)
+            _line(ax, table, name, style.colour_of(g), group, marker=style.marker_of(g) if group else "")
         _frame(ax, name, budgets, [t for _, t in tables])
         if k + across >= len(names):
             ax.set_xlabel(_LABELS["flops"])
             ax.tick_params(labelbottom=True)
-    for ax in axes.ravel()[len(names):]:
+    for ax in axes.ravel()[len(names) :]:
         ax.set_visible(False)
     if fit.law.by is not None:
-        axes[0, 0].legend(title=fit.law.by, title_fontsize=style.SMALL, loc="upper left")
-    missing = sum(int((t["valid"] & ~t["interval_valid"]).sum()) for _, t in tables) if spreads.resampling is not None else 0
+        style.group_legend(fig, axes[0, 0], str(fit.law.by), "upper left")
+    missing = (
+        sum(int((t["valid"] & ~t["interval_valid"]).sum()) for _, t in tables) if spreads.resampling is not None else 0
+    )
     note = f" {missing} budgets without a band: some replicate has no interior optimum there." if missing else ""
-    style.footnote(fig, f"Dashed: optimum beyond the runs in size, tokens, compute or shape. {spreads.note}{note}")
+    beyond = (
+        f" Not drawn, more than {_REACH:g}x beyond the shapes of the runs: {'; '.join(strange)}." if strange else ""
+    )
+    style.footnote(
+        fig, f"Dashed: optimum beyond the runs in size, tokens, compute or shape. {spreads.note}{note}{beyond}"
+    )
     return fig
+
+
+def _inside_reach(fit: Fit, table: pd.DataFrame) -> tuple[pd.DataFrame, float]:
+    """The table without budgets whose best shape is absurdly far from the runs', and such a shape (0 if there is none)."""
+    seen = grids.aspects(fit)
+    best = table["aspect"].to_numpy(np.float64)
+    if seen is None or not np.isfinite(best).any():
+        return table, 0.0
+    far = (best < seen.min() / _REACH) | (best > seen.max() * _REACH)
+    sizes = [c for c in table.columns if c.split("_")[0] in ("params", "tokens", "loss", "aspect", "depth", "width")]
+    return table.assign(**{c: table[c].where(~far) for c in sizes}), float(best[far][-1]) if far.any() else 0.0
 
 
 def _budgets(fit: Fit, flops: Sequence[float] | None) -> NDArray[np.float64]:
@@ -92,15 +125,18 @@ def _budgets(fit: Fit, flops: Sequence[float] | None) -> NDArray[np.float64]:
     return np.geomspace(given[0], given[-1], _POINTS) if len(given) == 2 else given
 
 
-def _line(ax: Axes, table: pd.DataFrame, name: str, colour: str, group: str | None) -> None:
+def _line(ax: Axes, table: pd.DataFrame, name: str, colour: str, group: str | None, *, marker: str) -> None:
     x, y = table["flops"].to_numpy(), table[name].to_numpy(np.float64)
     beyond = table["extrapolated"].to_numpy(bool)
     low, high = table[f"{name}_low"].to_numpy(np.float64), table[f"{name}_high"].to_numpy(np.float64)
     if np.isfinite(low).any():
         ax.fill_between(x, low, high, color=colour, alpha=style.BAND, lw=0)
-    ax.plot(x, np.where(beyond, np.nan, y), color=colour, ls="-", label=str(group) if group else "_inside")
+    ax.plot(x, np.where(beyond, np.nan, y), color=colour, ls="-", label=str(group) if group else "_inside",
+            marker=marker, ms=3, markevery=6)  # fmt: skip
     # the dashed part starts at the last solid point, so that the line has no gap
-    bridge = beyond | np.roll(beyond, 1) | np.roll(beyond, -1) if beyond.any() else beyond
+    bridge = beyond.copy()
+    bridge[1:] |= beyond[:-1]
+    bridge[:-1] |= beyond[1:]
     ax.plot(x, np.where(bridge, y, np.nan), color=colour, ls=(0, (2.5, 1.5)), lw=1.0, label="_beyond")
 
 

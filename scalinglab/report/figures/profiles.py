@@ -41,22 +41,24 @@ def profile(
     """
     from scalinglab import uncertainty
 
+    left = ""
     if names is None:
-        names = [n for n in fit.params.index if fit.law.in_algebra and fit.encoding.slots[n].position is not None][:_MOST]
+        free = [n for n in fit.params.index if fit.law.in_algebra and fit.encoding.slots[n].position is not None]
+        names, left = free[:_MOST], (f" Not drawn: {', '.join(free[_MOST:])}." if len(free) > _MOST else "")
     if not len(names):
         raise ConfigError("names is empty: give at least one free parameter of the fit")
     made = [uncertainty.profile(fit, name, level=level, points=points) for name in names]
     across = min(4, len(made)) if style.inches(width) > 5 else min(2, len(made))
     lines = -(-len(made) // across)
-    fig = style.new_figure(width, 0.4 + 1.5 * lines)
+    fig = style.new_figure(width, 0.4 + 1.6 * lines)
     axes = fig.subplots(lines, across, squeeze=False, sharey=True)
     for k, (ax, one) in enumerate(zip(axes.ravel(), made, strict=False)):
         _panel(ax, fit, one, first=k % across == 0)
-    for ax in axes.ravel()[len(made):]:
+    for ax in axes.ravel()[len(made) :]:
         ax.set_visible(False)
     open_sides = any(not _closed(fit, p, side) for p in made for side in ("low", "high"))
     style.footnote(fig, f"Dashed: {100 * level:g}\u00a0% threshold (F-calibrated, effective number of rows); shaded: profile interval; "
-                        "dot: estimate." + (" Arrow: side left open by the runs." if open_sides else ""))  # fmt: skip
+                        "dot: estimate." + (" Arrow: side left open by the runs." if open_sides else "") + left)  # fmt: skip
     return fig
 
 
@@ -77,8 +79,9 @@ def _panel(ax: Axes, fit: Fit, one: Profile, *, first: bool) -> None:
     reach = 1.9 * root
     # the interval's ends are known better than the steps of the search: they are on the curve
     ends = [(v, s * root) for side, v, s in (("low", one.low, -1), ("high", one.high, 1)) if _closed(fit, one, side)]
-    x = np.concatenate([one.values, [v for v, _ in ends], [estimate]])
-    y = np.concatenate([signed, [v for _, v in ends], [0.0]])
+    off = ~np.isclose(one.values, estimate, rtol=1e-9, atol=0)  # the estimate is on the curve once
+    x = np.concatenate([one.values[off], [v for v, _ in ends], [estimate]])
+    y = np.concatenate([signed[off], [v for _, v in ends], [0.0]])
     order = np.argsort(x, kind="stable")
     x, y = x[order], y[order]
     shown = np.abs(y) <= reach * 1.3
@@ -111,6 +114,6 @@ def _panel(ax: Axes, fit: Fit, one: Profile, *, first: bool) -> None:
         ax.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 2.5, 5, 10]))
     ax.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     low_, high_ = style.number(one.low), style.number(one.high)
-    ax.set_title(f"{style.symbol(one.name)} = {style.number(estimate)}  [{low_}, {high_}]", fontsize=6.6)
+    ax.set_title(f"{style.symbol(one.name)} = {style.number(estimate)}\n[{low_}, {high_}]", fontsize=style.SMALL)
     if first:
         ax.set_ylabel("Signed root of\nprofile statistic")

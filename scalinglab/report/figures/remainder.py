@@ -61,7 +61,11 @@ def residuals(fit: Fit, *, level: float = 0.95, width: style.Width = "page") -> 
         ax.set_visible(False)
     if fit.law.by is not None:
         made.legend(*flat[0].get_legend_handles_labels(), loc="outside upper left", ncols=6, handletextpad=0.1)
-    ringed = f"Ringed: run {influential!r}, whose removal moves the fitted losses most ({moved:.2f}\u00a0% root mean square). " if influential else ""
+    ringed = (
+        f"Ringed: run {influential!r}, whose removal moves the fitted losses most ({moved:.2f}\u00a0% root mean square). "
+        if influential
+        else ""
+    )
     by = "group" if fit.law.by is not None else "run, light to dark with size"
     style.footnote(made, f"Colour: {by}. {ringed}Dashed: ±2 SD of the residuals ({sd:.2f}\u00a0%). "
                          f"QQ band: pointwise {100 * level:g}\u00a0% of a normal sample of {fit.n_runs} runs.")  # fmt: skip
@@ -71,13 +75,16 @@ def residuals(fit: Fit, *, level: float = 0.95, width: style.Width = "page") -> 
 def _columns(fit: Fit) -> dict[str, Array]:
     """What residuals are drawn against: predicted loss, and each of params, tokens, aspect, depth that is there and varies."""
     out = {"predicted": fit.predict(fit.runs)}
-    found: dict[str, Any] = {name: fit.runs[name].to_numpy(np.float64) for name in ("params", "tokens") if name in fit.runs}
+    found: dict[str, Any] = {
+        name: fit.runs[name].to_numpy(np.float64) for name in ("params", "tokens") if name in fit.runs
+    }
     found["aspect"] = grids.aspects(fit)
     found["depth"] = fit.runs["depth"].to_numpy(np.float64) if "depth" in fit.runs else None
-    for name, x in found.items():
-        if x is not None and np.isfinite(x).all() and (x > 0).all() and x.max() > 1.02 * x.min():
-            out[name] = x
-    return out
+    return out | {
+        name: x
+        for name, x in found.items()
+        if x is not None and np.isfinite(x).all() and (x > 0).all() and x.max() > 1.02 * x.min()
+    }
 
 
 def _colours(fit: Fit) -> tuple[Array, dict[str | None, str]]:
@@ -89,7 +96,7 @@ def _colours(fit: Fit) -> tuple[Array, dict[str | None, str]]:
         markers: dict[str | None, str] = {}
         for k, (group, mask) in enumerate(grids.groups(fit)):
             out[mask] = to_rgba(style.colour_of(k))
-            markers[group] = style.MARKERS[k % len(style.MARKERS)]
+            markers[group] = style.marker_of(k)
         return out, markers
     key = fit.runs["params"].to_numpy(np.float64) if "params" in fit.runs else fit.predict(fit.runs)
     means = grids.run_means(fit, key)

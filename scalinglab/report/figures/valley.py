@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
@@ -66,11 +67,13 @@ def shape_valley(
     """
     seen = grids.aspects(fit)
     if seen is None or not grids.has_shape(fit):
-        raise ConfigError(f"law {fit.law.key!r} does not depend on shape: a valley needs a law of aspect, or of width and depth")
+        raise ConfigError(
+            f"law {fit.law.key!r} does not depend on shape: a valley needs a law of aspect, or of width and depth"
+        )
     if y not in ("percent", "nats"):
         raise ConfigError(f"y is {y!r}: give 'percent' or 'nats'")
     spreads = grids.Spreads.of(fit, uncertainty, level)
-    panels = _panels(fit)
+    panels, left = _panels(fit)
     columns = min(3, len(panels)) if style.inches(width) > 5 else min(2, len(panels))
     lines = -(-len(panels) // columns)
     made = style.new_figure(width, 0.55 + 1.55 * lines)
@@ -79,12 +82,25 @@ def shape_valley(
     methods = set()
     for k, (ax, panel) in enumerate(zip(axes.ravel(), panels, strict=False)):
         at = {"params": panel.params, **_tokens(fit, tokens)}
-        methods.add(_panel(ax, fit, panel, at, grid, seen, spreads, y, colour=style.colour_of(k if panel.group else 0), first=k == 0))
-    for ax in axes.ravel()[len(panels):]:
+        methods.add(
+            _panel(
+                ax,
+                fit,
+                panel,
+                at,
+                grid,
+                seen,
+                spreads,
+                y,
+                colour=style.colour_of(k if panel.group else 0),
+                first=k == 0,
+            )
+        )
+    for ax in axes.ravel()[len(panels) :]:
         ax.set_visible(False)
     _frame(axes, len(panels), columns, grid, y)
     held = ", ".join(f"{style.count_label(v)} {n}" for n, v in _tokens(fit, tokens).items())
-    style.footnote(made, f"Law at {held + ' and ' if held else ''}the size of the panel; points: means of runs, moved there along the law. "
+    style.footnote(made, f"{left}Law at {held + ' and ' if held else ''}the size of the panel; points: means of runs, moved there along the law. "
                          f"Shaded: set of the best aspect ratio ({', '.join(sorted(m for m in methods if m)) or 'none'}). {spreads.note}")  # fmt: skip
     return made
 
@@ -97,13 +113,15 @@ class _Panel:
     mask: NDArray[np.bool_]
 
 
-def _panels(fit: Fit) -> list[_Panel]:
+def _panels(fit: Fit) -> tuple[list[_Panel], str]:
+    """A panel per group, or per size; and in words which sizes are left out."""
     from scalinglab.diagnostics import size_tiers
 
     N = grids.sizes(fit)
     if fit.law.by is not None:
         size = float(f"{grids.middle(N):.2g}")
-        return [_Panel(f"{g}, {style.count_label(size)}", size, g, m) for g, m in grids.groups(fit) if m.any()][:_MOST_PANELS]
+        told = style.count_label(size)
+        return [_Panel(f"{g}, {told}", size, g, mask) for g, mask in grids.groups(fit) if mask.any()], ""
     tiers = size_tiers(N)
     out = []
     for tier in range(tiers.max() + 1):
@@ -111,11 +129,12 @@ def _panels(fit: Fit) -> list[_Panel]:
         size = float(f"{grids.middle(N[mask]):.3g}")
         out.append(_Panel(f"$N$ = {style.count_label(size)}", size, None, mask))
     if len(out) <= _MOST_PANELS:
-        return out
+        return out, ""
     # too many sizes: those with the most shapes tell most, in order of size
-    shapes = np.array([len(np.unique(np.round(grids.aspects(fit)[p.mask], 6))) for p in out])  # type: ignore[index]
+    seen = grids.aspects(fit)
+    shapes = np.array([0 if seen is None else len(np.unique(np.round(seen[p.mask], 6))) for p in out])
     keep = np.sort(np.argsort(-shapes, kind="stable")[:_MOST_PANELS])
-    return [out[i] for i in keep]
+    return [out[i] for i in keep], f"The {_MOST_PANELS} of {len(out)} sizes with the most shapes. "
 
 
 def _tokens(fit: Fit, tokens: float | None) -> dict[str, float]:
@@ -129,7 +148,8 @@ def _panel(
     colour: str, first: bool,
 ) -> str:  # fmt: skip
     bottom = _bottom(fit, at, grid, spreads, panel.group)
-    reference = bottom.aspect if np.isfinite(bottom.aspect) else grids.middle(seen)
+    known = bool(np.isfinite(bottom.aspect)) and grid[0] <= bottom.aspect <= grid[-1]
+    reference = bottom.aspect if known else grids.middle(seen)
     base = grids.rows_at(fit, {**at, "aspect": [reference]}, group=panel.group)
     floor = float(fit.predict(base)[0])
     unit = 100.0 if y == "percent" else floor
@@ -145,7 +165,9 @@ def _panel(
     if spreads.resampling is not None:
         made = spreads.resampling.interval(above(rows), spreads.level)
         ok = made.valid
-        ax.fill_between(grid, np.where(ok, made.low, np.nan), np.where(ok, made.high, np.nan), color=colour, alpha=style.BAND, lw=0)
+        ax.fill_between(
+            grid, np.where(ok, made.low, np.nan), np.where(ok, made.high, np.nan), color=colour, alpha=style.BAND, lw=0
+        )
     ax.plot(grid, curve, color=colour)
     means = grids.run_means(fit, fit.residuals)
     means = means[panel.mask[means["first"].to_numpy()]]
@@ -153,28 +175,39 @@ def _panel(
     points = fit.predict(grids.rows_at(fit, {**at, "aspect": r}, group=panel.group)) * np.exp(means["value"].to_numpy())
     ax.scatter(r, unit * (points / floor - 1), s=12, color=colour, edgecolor="white", lw=0.4, zorder=4)
     ax.axhline(0, color=style.GREY, lw=0.5, zorder=0)
-    title = panel.title + (rf": 1 % = {floor / 100:.3f} nats" if y == "percent" else rf": loss {floor:.2f} nats at $r^*$")
+    title = panel.title + (
+        rf": 1 % = {floor / 100:.3f} nats" if y == "percent" else rf": loss {floor:.2f} nats at $r^*$"
+    )
     ax.set_title(title.replace(" %", "\u00a0%"), fontsize=style.SMALL)
-    _mark(ax, bottom, grid, first or panel.group is not None or bottom.method.startswith("jackknife"))
+    _mark(ax, bottom, grid, first or panel.group is not None or bottom.method.startswith("jackknife"), reference)
     return bottom.method
 
 
-def _mark(ax: Axes, bottom: _Bottom, grid: Array, labelled: bool) -> None:
+def _mark(ax: Axes, bottom: _Bottom, grid: Array, labelled: bool, reference: float) -> None:
     low, high = max(bottom.low, grid[0]), min(bottom.high, grid[-1])
-    if not bottom.located:
-        told = "no interior optimum" if not np.isfinite(bottom.aspect) else rf"$r^*$ = {bottom.aspect:.3g}, but not located"
-        ax.text(0.5, 0.95, told, transform=ax.transAxes, ha="center", va="top", fontsize=style.SMALL, color=style.GREY)
-        if np.isfinite(bottom.aspect):
+    beyond = np.isfinite(bottom.aspect) and not grid[0] <= bottom.aspect <= grid[-1]
+    if not bottom.located or beyond:
+        told = rf"$r^*$ = {style.number(bottom.aspect)}, but not located"
+        if not np.isfinite(bottom.aspect) or beyond:
+            what = "best shape beyond the runs" if beyond else "no interior optimum"
+            told = f"{what}\ndrawn against $r$ = {reference:.3g}"
+        style.haloed(ax.text(0.5, 0.96, told, transform=ax.transAxes, ha="center", va="top", fontsize=style.SMALL,
+                             color=style.GREY, linespacing=1.1))  # fmt: skip
+        if np.isfinite(bottom.aspect) and not beyond:
             ax.axvline(bottom.aspect, color=style.GREY, lw=0.7, ls=(0, (1, 1.5)), zorder=1)
         return
     if np.isfinite([low, high]).all():
         ax.axvspan(low, high, color=style.PALE, alpha=0.55, lw=0, zorder=-1)
     ax.axvline(bottom.aspect, color=style.INK, lw=0.7, zorder=1)
     if labelled:
-        limits = f" [{bottom.low:.3g}, {bottom.high:.3g}]" if np.isfinite([bottom.low, bottom.high]).all() else ""
+        limits = (
+            f" [{style.number(bottom.low)}, {style.number(bottom.high)}]"
+            if np.isfinite([bottom.low, bottom.high]).all()
+            else ""
+        )
         place = float(np.log(bottom.aspect / grid[0]) / np.log(grid[-1] / grid[0]))  # in the axes, 0 to 1
         place, side = (0.02, "left") if place < 0.33 else (0.98, "right") if place > 0.67 else (place, "center")
-        ax.text(place, 0.97, rf"$r^*$ = {bottom.aspect:.3g}{limits}", transform=ax.transAxes, ha=side, va="top",
+        ax.text(place, 0.97, rf"$r^*$ = {style.number(bottom.aspect)}{limits}", transform=ax.transAxes, ha=side, va="top",
                 fontsize=style.SMALL, bbox={"fc": "white", "ec": "none", "pad": 0.8, "alpha": 0.85})  # fmt: skip
 
 
@@ -184,7 +217,11 @@ def _bottom(fit: Fit, at: dict[str, float], grid: Array, spreads: grids.Spreads,
     if fit.law.key == "shape" and f"gamma2{suffix}" in fit.params and f"gamma1{suffix}" in fit.params:
         if not fit.params[f"gamma2{suffix}"] > 0:
             return _Bottom(np.nan, np.nan, np.nan, False, "")
-        if spreads.resampling is not None and spreads.resampling.kind == "jackknife" and spreads.resampling.unit == "run":
+        if (
+            spreads.resampling is not None
+            and spreads.resampling.kind == "jackknife"
+            and spreads.resampling.unit == "run"
+        ):
             from scalinglab.uncertainty import optimal_aspect
 
             made = optimal_aspect(fit, level=spreads.level, suffix=suffix)
@@ -209,7 +246,9 @@ def _bottom(fit: Fit, at: dict[str, float], grid: Array, spreads: grids.Spreads,
         return _Bottom(estimate, np.nan, np.nan, True, "")
     made_ = spreads.resampling.interval(best, spreads.level, log=True)
     ok = bool(made_.valid)
-    return _Bottom(estimate, float(made_.low), float(made_.high), ok, f"{spreads.resampling.kind} of ln r*" if ok else "")
+    return _Bottom(
+        estimate, float(made_.low), float(made_.high), ok, f"{spreads.resampling.kind} of ln r*" if ok else ""
+    )
 
 
 def _frame(axes: Any, panels: int, columns: int, grid: Array, y: str) -> None:
@@ -219,7 +258,8 @@ def _frame(axes: Any, panels: int, columns: int, grid: Array, y: str) -> None:
         style.log_axis(ax, "x", "plain", most=5)
     # limits from points and curves: bands far outside the runs may run off the panel
     values = [line.get_ydata() for ax in flat for line in ax.lines if len(line.get_ydata()) > 2]
-    values += [c.get_offsets()[:, 1] for ax in flat for c in ax.collections if len(c.get_offsets()) > 1]
+    scatters = [c for ax in flat for c in ax.collections if isinstance(c, PathCollection)]
+    values += [np.asarray(c.get_offsets(), dtype=np.float64)[:, 1] for c in scatters]
     every = np.concatenate([np.asarray(v, dtype=np.float64) for v in values])
     low, high = float(np.nanmin(every)), float(np.nanmax(every))
     for ax in flat:

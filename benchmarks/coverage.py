@@ -21,8 +21,9 @@ import pandas as pd
 from scalinglab.features import R0
 from scalinglab.fitting import Fit, fit
 from scalinglab.objectives import Gaussian
+from scalinglab.profiles import optimal_aspect
 from scalinglab.simulation import gemstones_design, simulate
-from scalinglab.uncertainty import jackknife, optimal_aspect
+from scalinglab.uncertainty import jackknife
 
 SCENARIOS = {
     "A": {"sigma": 0.005},

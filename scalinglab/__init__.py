@@ -32,20 +32,12 @@ if TYPE_CHECKING:
     from scalinglab.frontier import Frontier, optimal
     from scalinglab.laws import LAWS, Law
     from scalinglab.objectives import Gaussian, Huber, Robust, StudentT
+    from scalinglab.profiles import delta, fieller, optimal_aspect, profile
     from scalinglab.published import published_fits
     from scalinglab.readers import read_runs
     from scalinglab.shapes import Shape
     from scalinglab.simulation import simulate
-    from scalinglab.uncertainty import (
-        Interval,
-        Resampling,
-        bootstrap,
-        delta,
-        fieller,
-        jackknife,
-        optimal_aspect,
-        profile,
-    )
+    from scalinglab.uncertainty import Interval, Resampling, bootstrap, jackknife
 
 _HOME = {
     "comparison": ("Comparison", "compare"),
@@ -62,9 +54,8 @@ _HOME = {
     "readers": ("read_runs",),
     "shapes": ("Shape",),
     "simulation": ("simulate",),
-    "uncertainty": (
-        "Interval", "Resampling", "bootstrap", "delta", "fieller", "jackknife", "optimal_aspect", "profile",
-    ),
+    "profiles": ("delta", "fieller", "optimal_aspect", "profile"),
+    "uncertainty": ("Interval", "Resampling", "bootstrap", "jackknife"),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

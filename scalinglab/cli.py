@@ -389,7 +389,7 @@ def _draw_all(
 def _write_csv(table: pd.DataFrame, path: Path) -> None:
     from scalinglab.tables import write_table
 
-    write_table(table, path)
+    write_table(table if table.index.name is None else table.reset_index(), path)
     _say(f"wrote {path}")
 
 

@@ -65,11 +65,10 @@ class Comparison:
 
     def summary(self) -> str:
         """The comparison as text, with what each fold held out, notes and the caveat."""
-        shown = [c for c in self.table if c not in ("ic_reason", "codes") and self.table[c].notna().any()]
         return "\n".join(
             [
-                "Comparison of laws (errors of log loss, by run; best first)",
-                self.table[shown].to_string(float_format=lambda v: f"{v:.4g}"),
+                "Comparison of laws: root mean square error of log loss by run, best first",
+                _told(self.table).to_string(),
                 "",
                 *(f"  {name}: {told}" for name, told in self.folds.items()),
                 *(f"  note: {note}" for note in self.notes),
@@ -80,6 +79,29 @@ class Comparison:
 
     def __repr__(self) -> str:
         return f"<Comparison of {len(self.table)} laws; best {self.best}>"
+
+
+def _told(table: pd.DataFrame) -> pd.DataFrame:
+    """The table as short text: errors with their bias, the paired difference with its standard error, information criteria."""
+    out = pd.DataFrame({"k": table["k"], "in sample": table["rmse"].map("{:.5f}".format)})
+    for column in [c for c in table if c.endswith("_rmse")]:
+        fold = column.removesuffix("_rmse")
+        bias = table.get(f"{fold}_bias")
+        out["left-out run" if fold == "run" else fold] = [
+            f"{v:.5f}" + ("" if bias is None or not np.isfinite(bias.iloc[i]) else f" ({bias.iloc[i]:+.4f})")
+            for i, v in enumerate(table[column])
+        ]
+    for column, told in (("aicc", "AICc"), ("bic", "BIC")):
+        if table[column].notna().any():
+            out[told] = table[column].map("{:.1f}".format)
+    paired = table["difference"].notna()
+    out["worse by"] = [
+        f"{d:.5f} +- {se:.5f}" if ok else ""
+        for d, se, ok in zip(table["difference"], table["difference_se"], paired, strict=True)
+    ]
+    out["p"] = [f"{p:.2g}" if np.isfinite(p) else "" for p in table["p"]]
+    out["status"] = table["status"]
+    return out
 
 
 def compare(

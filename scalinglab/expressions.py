@@ -102,11 +102,12 @@ def _check(node: ast.AST, text: str, what: str, depth: int) -> None:
         _check(child, text, what, depth + 1)
 
 
-def names(text: str) -> set[str]:
+@lru_cache(maxsize=1024)
+def names(text: str) -> frozenset[str]:
     """Names (columns or parameters) that the expression reads; function names are not among them."""
     tree = parse(text)
     called = {id(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)}
-    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and id(n) not in called}
+    return frozenset(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and id(n) not in called)
 
 
 def evaluate(text: str, values: Mapping[str, Any], *, what: str = "expression") -> Any:

@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from scalinglab import diagnostics as dx
-from scalinglab import expressions, uncertainty
+from scalinglab import estimates, expressions, uncertainty
 from scalinglab.encoding import Encoding, encode
 from scalinglab.errors import (
     ConfigError,
@@ -181,7 +181,7 @@ class Fit:
     # ---- how it is told ----------------------------------------------------------------------------------------------
     def to_frame(self, level: float = 0.95) -> pd.DataFrame:
         """Parameters and derived parameters with standard error, interval, df and flags: one row each."""
-        return uncertainty.parameter_table(self, level)
+        return estimates.parameter_table(self, level)
 
     def summary(self, level: float = 0.95) -> str:
         """A text table in the manner of statsmodels."""

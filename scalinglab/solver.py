@@ -21,6 +21,7 @@ from scalinglab.objectives import Objective
 COLLAPSED = -60.0  # log amplitude that stands for zero: exp(-60) = 9e-27 nats
 _COLLAPSE_BELOW = -14.0  # below exp(-14) = 8e-7 nats an amplitude that still shrinks is taken to zero
 _REOPEN_AT = -9.0  # where an amplitude restarts that was taken to zero too soon
+_NEGLIGIBLE = -8.0  # log amplitude below which a term is too small to matter for the step of the others
 _BATCH_DOUBLES = 200_000  # replicates x rows of one batch: large enough to spread the cost of a NumPy call
 _MAX_STEP = 2.0  # longest move of a log amplitude or exponent in one iteration
 _NOISE = 1e-30  # mean squared residual (log loss) that is rounding, not misfit
@@ -195,11 +196,13 @@ def _move(problem: Problem, cur: Array, step: Array, fixed: NDArray[np.bool_]) -
     The step of an amplitude is relative to its size (see _newton_step): A (1 + step), so its logarithm moves by log1p(step).
     A step to zero or below shrinks it 50-fold; what keeps shrinking collapses.
     """
-    longest = np.abs(step).max(1)
-    shrink = np.minimum(1.0, _MAX_STEP / np.maximum(longest, 1e-300))
-    step = step * shrink[:, None]
     k = problem.amplitudes
-    step[:, k] = np.log1p(np.maximum(step[:, k], -0.98))
+    size = np.abs(step)
+    # an amplitude near zero may ask for any multiple of itself: that must not hold back the other parameters
+    size[:, k] = np.where(cur[:, k] > _NEGLIGIBLE, size[:, k], 0.0)
+    shrink = np.minimum(1.0, _MAX_STEP / np.maximum(size.max(1), 1e-300))
+    step = step * shrink[:, None]
+    step[:, k] = np.log1p(np.clip(step[:, k], -0.98, 50.0))
     return np.where(fixed, cur, np.clip(cur + step, problem.lower, problem.upper)), shrink
 
 
@@ -257,7 +260,7 @@ def _newton_step(
 
 def _eigen_solve(A: Array, b: Array) -> Array:
     """|A|^-1 b with the eigenvalues of the scaled systems replaced by their absolute values: a descent direction."""
-    P, _, R = A.shape
+    P = len(A)
     diagonal = np.abs(A[np.arange(P), np.arange(P)])
     size = np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
     S = np.moveaxis(A / size[:, None] / size[None], 2, 0)

@@ -46,9 +46,25 @@ def text(fit: Fit, level: float = 0.95) -> str:
         lines += textwrap.wrap(f"{mark} {c.code}: {c.action}.", WIDTH, subsequent_indent="      ")
     if not bad:
         lines.append("All checks are fine.")
+    moved = _moved_by_outliers(fit)
+    if moved:
+        lines += textwrap.wrap(
+            f"warn  ROBUST_SHIFT: {moved} under a robust objective: outliers, or a misfit that all runs share (early "
+            "checkpoints, say), which leaving out runs can't see.", WIDTH, subsequent_indent="      ",
+        )  # fmt: skip
     for note in fit.notes:
         lines += textwrap.wrap(f"note  {note}.", WIDTH, subsequent_indent="      ")
     return "\n".join(lines)
+
+
+def _moved_by_outliers(fit: Fit) -> str:
+    """Parameters that a robust objective moves by more than two standard errors, in words; empty if none."""
+    try:
+        shift = fit.to_frame()["robust_shift_se"]
+    except ScalinglabError:
+        return ""
+    far = shift[shift.abs() > 2]
+    return ", ".join(f"{name} moves by {value:+.1f} standard errors" for name, value in far.items())
 
 
 def _table(fit: Fit, level: float) -> list[str]:

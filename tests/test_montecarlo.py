@@ -15,8 +15,9 @@ from scipy.stats import binom
 from scalinglab.fitting import fit
 from scalinglab.laws import LAWS
 from scalinglab.objectives import Gaussian
+from scalinglab.profiles import optimal_aspect
 from scalinglab.simulation import gemstones_design, simulate
-from scalinglab.uncertainty import jackknife, optimal_aspect
+from scalinglab.uncertainty import jackknife
 
 PLAIN = Gaussian(variance="constant")
 GATED = ("gamma1", "ln_r_star", "alpha", "beta", "loss_1B_100B")

@@ -392,12 +392,17 @@ DATA_SETS = {
 @pytest.mark.parametrize("objective", [PLAIN, Huber(1e-3)], ids=lambda o: o.label)
 @pytest.mark.parametrize("name", DATA_SETS)
 def test_global_certificate(shared, name, objective):
-    """fit() is within 1e-9 of the best of 4,500 classic starts polished by the same solver, on every data set."""
+    """fit() is within 1e-9 of the best of 4,500 classic starts, on every data set with shapes of N and D.
+
+    All starts take 25 Gaussian Newton steps; the best 500 are then polished on the objective itself.
+    """
     table = DATA_SETS[name](shared).drop(columns="status", errors="ignore")
     assert len(table) > 20
     made = fit("chinchilla", table, objective=objective)
     starts = classic_starts(made.encoding)
-    near = solve(made.encoding.problem, starts, made.log_loss, made.weights, PLAIN, max_iter=30)
-    found = solve(made.encoding.problem, near.theta, made.log_loss, made.weights, objective, max_iter=200)
+    problem, y, w = made.encoding.problem, made.log_loss, made.weights
+    near = solve(problem, starts, y, w, PLAIN, max_iter=25)
+    best = np.argsort(np.where(np.isfinite(near.objective), near.objective, np.inf))[:500]
+    found = solve(problem, near.theta[best], y, w, objective, max_iter=100)
     assert len(starts) == 4500
     assert made.objective <= np.nanmin(found.objective) * (1 + 1e-9)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from scalinglab.errors import ConfigError, FitError
 from scalinglab.fitting import fit
 from scalinglab.objectives import Gaussian, Huber
+from scalinglab.profiles import delta, fieller, optimal_aspect, profile
 from scalinglab.simulation import gemstones_design, grid_design, simulate
-from scalinglab.uncertainty import bootstrap, delta, fieller, jackknife, optimal_aspect, profile, variance_components
+from scalinglab.uncertainty import bootstrap, jackknife, variance_components
 
 PLAIN = Gaussian(variance="constant")
 C1 = {"E": 1.69, "A": 406.4, "alpha": 0.34, "B": 410.7, "beta": 0.28}

@@ -139,7 +139,7 @@ def _refit(fit: Fit, estimator: Any) -> pd.Series:
 
 
 def _profile(fit: Fit, name: str, level: float) -> tuple[float, float]:
-    from scalinglab.uncertainty import profile
+    from scalinglab.profiles import profile
 
     try:
         made = profile(fit, name, level=level)

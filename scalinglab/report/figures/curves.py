@@ -223,7 +223,7 @@ def _floor(ax: Axes, fit: Fit, spreads: grids.Spreads) -> str:
         if spreads.resampling is not None and key in spreads.resampling.params:
             table = spreads.resampling.conf_int(spreads.level)
             ends = float(table.loc[key, "low"]), float(table.loc[key, "high"])
-            limits = f" [{ends[0]:.3g}, {ends[1]:.3g}]"
+            limits = f" [{ends[0]:.3g}, {ends[1]:.3g}]" if ends[0] < ends[1] else " (fixed)"
         if value < reach:
             below.append(f"{key} = {value:.3g}{limits}")
             continue

@@ -137,7 +137,8 @@ def _line(ax: Axes, table: pd.DataFrame, name: str, colour: str, group: str | No
     bridge = beyond.copy()
     bridge[1:] |= beyond[:-1]
     bridge[:-1] |= beyond[1:]
-    ax.plot(x, np.where(bridge, y, np.nan), color=colour, ls=(0, (2.5, 1.5)), lw=1.0, label="_beyond")
+    ax.plot(x, np.where(bridge, y, np.nan), color=colour, ls=(0, (2.5, 1.5)), lw=1.0, label="_beyond", marker=marker, ms=3,
+            markevery=6, mfc="white")  # fmt: skip
 
 
 def _frame(ax: Axes, name: str, budgets: NDArray[np.float64], tables: list[pd.DataFrame]) -> None:

@@ -16,7 +16,7 @@ from scalinglab.report.registry import figure
 
 if TYPE_CHECKING:
     from scalinglab.fitting import Fit
-    from scalinglab.uncertainty import Profile
+    from scalinglab.profiles import Profile
 
 _MOST = 12
 
@@ -39,7 +39,7 @@ def profile(
     ConfigError
         The estimator is no likelihood, or a name is no free parameter.
     """
-    from scalinglab import uncertainty
+    from scalinglab import profiles
 
     left = ""
     if names is None:
@@ -47,8 +47,9 @@ def profile(
         names, left = free[:_MOST], (f" Not drawn: {', '.join(free[_MOST:])}." if len(free) > _MOST else "")
     if not len(names):
         raise ConfigError("names is empty: give at least one free parameter of the fit")
-    made = [uncertainty.profile(fit, name, level=level, points=points) for name in names]
-    across = min(4, len(made)) if style.inches(width) > 5 else min(2, len(made))
+    made = [profiles.profile(fit, name, level=level, points=points) for name in names]
+    widest = (3 if fit.law.levels else 4) if style.inches(width) > 5 else 2  # names of groups make long titles
+    across = min(widest, len(made))
     lines = -(-len(made) // across)
     fig = style.new_figure(width, 0.4 + 1.6 * lines)
     axes = fig.subplots(lines, across, squeeze=False, sharey=True)

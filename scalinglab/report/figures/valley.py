@@ -222,7 +222,7 @@ def _bottom(fit: Fit, at: dict[str, float], grid: Array, spreads: grids.Spreads,
             and spreads.resampling.kind == "jackknife"
             and spreads.resampling.unit == "run"
         ):
-            from scalinglab.uncertainty import optimal_aspect
+            from scalinglab.profiles import optimal_aspect
 
             made = optimal_aspect(fit, level=spreads.level, suffix=suffix)
             return _Bottom(made.estimate, made.low, made.high, made.kind == "interval", "Fieller")

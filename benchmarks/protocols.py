@@ -61,10 +61,13 @@ class PowerSum:
         p = self.predict(theta)[1]
         return np.concatenate([-p, p[:, 1:] * self.X], 1)
 
-    def objective(self, theta: Array, w: Array | None = None) -> float:
-        r = np.abs(self.residual(theta))
+    def huber(self, residual: Array, w: Array | None = None) -> float:
+        r = np.abs(residual)
         rho = np.where(r <= self.delta, 0.5 * r * r, self.delta * (r - 0.5 * self.delta))
         return float(rho.sum() if w is None else rho @ w)
+
+    def objective(self, theta: Array, w: Array | None = None) -> float:
+        return self.huber(self.residual(theta), w)
 
     def gradient(self, theta: Array, w: Array | None = None) -> Array:
         psi = np.clip(self.residual(theta), -self.delta, self.delta)

@@ -223,7 +223,7 @@ def fit(
     Parameters
     ----------
     law : key of `LAWS`, a code of the literature ("C1"), a formula such as "E + A*params**-alpha", a Law, or a Python
-        function (columns, *parameters) -> loss with default values as starts.
+        function ``(columns, *parameters) -> loss`` with default values as starts.
     runs : run table with `loss` (nats per token), `run_id` and the columns that the law reads. Rows of one run are one
         cluster: intervals come from leaving out whole runs.
     objective : Gaussian() on log loss by default; Robust(), Huber(1e-3), StudentT(), or its name ("huber:1e-3").

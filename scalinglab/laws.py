@@ -32,7 +32,7 @@ class Law:
     derived : expressions of the parameters that are reported with their own intervals.
     bounds, ties, fixed : limits, equalities (`{"beta": "alpha"}`) and constants of parameters, on their natural scale.
     share : with `by`, the parameters that stay common by default.
-    free : a Python function (columns, *parameters) -> loss, for a law that has no formula in the algebra.
+    function : a Python function ``(columns, *parameters) -> loss``, for a law that has no formula in the algebra.
     """
 
     key: str

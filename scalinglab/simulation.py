@@ -61,7 +61,7 @@ def simulate(
     law, params : the truth; for a crossed law (`Law.crossed`) names are like `gamma1[pre_ln]`.
     design : run table without losses; rows with one run_id are the checkpoints of a run, in order of tokens.
     sigma : SD of the row noise on log loss (the marginal SD if rho is not 0).
-    tau : SD of an effect common to all checkpoints of a run. rho : lag-1 correlation of the row noise along a run, |rho| < 1.
+    tau : SD of an effect common to all checkpoints of a run. rho : lag-1 correlation of the row noise along a run, abs(rho) < 1.
     seeds : independent repeats of every run of the design; run_id gains "/s0", "/s1", ...
     cell_sd : SD of an effect common to all runs of one shape (architecture, depth, width), whatever the seed and budget.
     rng : seed or generator. Draws are made in a fixed order, so a table is reproduced by its seed.
@@ -69,7 +69,7 @@ def simulate(
     Raises
     ------
     ConfigError
-        A negative SD, |rho| >= 1, fewer than one seed, a parameter of the law without a value, or one that it hasn't.
+        A negative SD, abs(rho) >= 1, fewer than one seed, a parameter of the law without a value, or one that it hasn't.
     SchemaError
         The design lacks run_id or a column that the law reads.
     """

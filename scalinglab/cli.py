@@ -226,6 +226,30 @@ def figure(
     return 0 if drawn else 1
 
 
+def table(
+    record: Annotated[Path, tyro.conf.Positional],
+    /,
+    form: Literal["markdown", "latex", "csv"] = "markdown",
+    level: float = 0.95,
+) -> int:
+    """Parameter table of a saved fit, rounded by its standard errors, as Markdown, LaTeX or CSV.
+
+    scalinglab table fits/shape.json --form latex
+
+    Args:
+        record: A fit written by `scalinglab fit --out`.
+        form: Markup of the table.
+        level: Level of the intervals.
+    """
+    from scalinglab.fitting import Fit
+    from scalinglab.report import tables
+
+    made = tables.parameter_table(Fit.load(record), level=level)
+    write = {"markdown": tables.to_markdown, "latex": tables.to_latex, "csv": tables.to_csv}[form]
+    print(write(made))
+    return 0
+
+
 def laws() -> int:
     """List the laws: formula, parameters, source.
 
@@ -296,6 +320,7 @@ VERBS: dict[str, Callable[..., Any]] = {
     "frontier": frontier,
     "audit": audit,
     "figure": figure,
+    "table": table,
     "laws": laws,
     "import": import_,
     "cite": cite,

@@ -79,6 +79,9 @@ def test_compare_frontier_audit_laws_cite(saved: Path, tmp_path: Path, capsys: p
     assert run("cite") == 0
     out = capsys.readouterr().out
     assert "E + A*params**-alpha + B*tokens**-beta" in out
+    for form, mark in (("markdown", "| "), ("latex", r"\toprule"), ("csv", "parameter,")):
+        assert run("table", str(saved), "--form", form) == 0
+        assert mark in capsys.readouterr().out
 
 
 def test_figure_draws_named_figures(saved: Path, tmp_path: Path) -> None:

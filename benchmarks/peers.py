@@ -11,7 +11,10 @@ objective / best known - 1, the sum-Huber objective on log loss evaluated at the
 
 from __future__ import annotations
 
+# isort: off
 import clock  # before NumPy: pins the threads
+
+# isort: on
 
 import argparse
 import contextlib

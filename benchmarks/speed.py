@@ -8,7 +8,10 @@ gets its peak memory, in a process of its own. --quick leaves out the million-ro
 
 from __future__ import annotations
 
+# isort: off
 import clock  # before NumPy: pins the threads
+
+# isort: on
 
 import argparse
 import statistics

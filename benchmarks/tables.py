@@ -49,7 +49,7 @@ def gemstones(data: Path) -> tuple[pd.DataFrame, str]:
         return g[["run_id", "params", "tokens", "width", "depth", "loss"]].reset_index(drop=True), "public log"
     from scalinglab.simulation import gemstones_design, simulate
 
-    design = gemstones_design(22, 35)
+    design = gemstones_design(shapes=22, checkpoints=35)
     law = {"E": 1.2, "A": 40.0, "a": 0.5, "B": 0.8, "b": 0.4, "C": 250.0, "c": 0.3}
     runs = simulate("width_depth", law, design, sigma=0.005, tau=0.003, rng=0)
     return runs[["run_id", "params", "tokens", "width", "depth", "loss"]], "SIMULATED (no public log found)"

@@ -26,7 +26,7 @@ from scalinglab.errors import (
 from scalinglab.features import COLUMNS, DERIVED_COLUMNS
 from scalinglab.laws import Law, Level, law_from
 from scalinglab.objectives import Gaussian, Objective, Robust, parse_objective
-from scalinglab.search import Search, better_of, find_optimum
+from scalinglab.search import Search, better_of, find_optimum, second_try
 from scalinglab.solver import COLLAPSED, Solution, solve
 
 if TYPE_CHECKING:
@@ -168,6 +168,8 @@ class Fit:
             found = solve(self.encoding.problem, np.repeat(theta[None], count, 0), y, w, estimator)
             best = found if best is None else better_of(best, found)
         assert best is not None
+        if not best.converged.all():
+            best = second_try(self.encoding.problem, best, y, w, estimator)
         return Replicates(self.encoding.frame(best.theta), best.objective, best.converged)
 
     @cached_property

@@ -44,9 +44,11 @@ class Profile:
 
 
 def profile(fit: Fit, name: str, *, level: float = 0.95, points: int = 41) -> Profile:
-    """Profile likelihood interval: where n_eff ln(RSS(theta) / RSS_min) crosses the F-calibrated threshold.
+    """Profile likelihood interval: where n ln(RSS(theta) / RSS_min) crosses the F-calibrated threshold.
 
-    Rows of one run count by their effective number, n / (1 + (m - 1) ICC). Amplitudes are searched on the log scale.
+    With several rows per run the likelihood of independent rows is scaled so that its curvature at the optimum is the
+    by-run jackknife's precision of this parameter (Chandler & Bate 2007), with t(G - 1): the shape of the profile, the
+    width of the clusters. Amplitudes are searched on the log scale.
 
     Raises
     ------
@@ -75,9 +77,11 @@ def profile(fit: Fit, name: str, *, level: float = 0.95, points: int = 41) -> Pr
     frozen = np.zeros(encoding.problem.size, bool)
     frozen[at] = True
     G, n, p = fit.n_runs, len(y), encoding.problem.size
-    icc = max(0.0, next((c.value for c in fit.checks if c.code == "WITHIN_RUN_CORRELATION"), 0.0))
-    n_eff = n / (1 + (n / G - 1) * icc)
-    threshold = n_eff * np.log1p(float(fdtri(1, max(1.0, n_eff - p), level)) / max(1.0, n_eff - p))
+    clustered = n > G
+    if clustered:
+        threshold = float(fdtri(1, G - 1, level))
+    else:
+        threshold = n * float(np.log1p(fdtri(1, max(1, n - p), level) / max(1, n - p)))
     reach = 4.0
     for _ in range(4):  # widen until both sides cross
         grid = centre + se * reach * np.linspace(-1, 1, points | 1)
@@ -88,9 +92,11 @@ def profile(fit: Fit, name: str, *, level: float = 0.95, points: int = 41) -> Pr
         )
         objective = found.objective
         if fit.estimator.needs_scale:
-            statistic = 2 * (objective - fit.objective) * n_eff / n
+            statistic = 2 * (objective - fit.objective)
         else:
-            statistic = n_eff * np.log(np.maximum(objective, 1e-300) / max(fit.objective, 1e-300))
+            statistic = n * np.log(np.maximum(objective, 1e-300) / max(fit.objective, 1e-300))
+        if clustered:
+            statistic = statistic * _clustering(statistic, grid, se, at_zero=theta[at] <= COLLAPSED, floor=G / n)
         if statistic[0] > threshold and statistic[-1] > threshold:
             break
         reach *= 2.5
@@ -106,6 +112,15 @@ def profile(fit: Fit, name: str, *, level: float = 0.95, points: int = 41) -> Pr
     else:
         low, high = (-np.inf if not np.isfinite(low) else low), high
     return Profile(name, values, np.maximum(statistic, 0.0), float(threshold), low, high, level)
+
+
+def _clustering(statistic: Array, grid: Array, se: float, *, at_zero: bool, floor: float) -> float:
+    """Factor that gives the statistic the curvature 1 / se^2 at the optimum; runs / rows where it has none there."""
+    mid = len(grid) // 2
+    curvature = (statistic[mid - 1] + statistic[mid + 1]) / 2 / (grid[mid + 1] - grid[mid]) ** 2
+    if at_zero or not curvature > 0:
+        return floor
+    return float(1.0 / (se * se * curvature))
 
 
 def _crossing(x: Array, s: Array, threshold: float) -> float:

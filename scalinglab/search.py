@@ -8,15 +8,18 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from scalinglab.blocks import Problem
 from scalinglab.encoding import Encoding, encode
 from scalinglab.errors import FitError
-from scalinglab.objectives import Gaussian, Objective
+from scalinglab.objectives import Gaussian, Huber, Objective
 from scalinglab.solver import Solution, solve
 from scalinglab.starts import projected_starts
 
 Array = NDArray[np.float64]
 
 _SAME_OPTIMUM = 1e-8  # relative difference in objective between starts that found the same optimum
+_SEARCH_ROWS, _SAMPLE_ROWS = 20_000, 5_000  # above this many rows the search looks at a sample
+_LADDER = (1e-2, 3e-3, 1e-3, 3e-4)  # Huber thresholds on the way to a small one
 _AGREEING = 3  # starts that must reach the best optimum before it is certified
 
 
@@ -41,7 +44,12 @@ class Search:
 def find_optimum(
     encoding: Encoding, table: pd.DataFrame, y: Array, w: Array, objective: Objective, rng: np.random.Generator
 ) -> tuple[Solution, Search, Array]:
-    """Best optimum over projected starts; more starts until three agree, at most three rounds."""
+    """Best optimum over projected starts; more starts until three agree, at most three rounds.
+
+    Returns the optimum (a batch of one), how it was found, and rival minima [k, P] worth a look in replicates.
+    """
+    if len(y) > _SEARCH_ROWS:
+        return _search_on_a_sample(encoding, table, y, w, objective, rng)
     problem = encoding.problem
     found: Solution | None = None
     total = 0
@@ -87,6 +95,44 @@ def find_optimum(
     one = Solution(*(getattr(found, f)[[k]] for f in Solution.__dataclass_fields__))
     search = Search(total, agreeing, len(minima), dict(zip(encoding.names, spread.tolist(), strict=True)))
     return one, search, found.theta[rivals]
+
+
+def _search_on_a_sample(
+    encoding: Encoding, table: pd.DataFrame, y: Array, w: Array, objective: Objective, rng: np.random.Generator
+) -> tuple[Solution, Search, Array]:
+    """The search on a random sample of rows; its optimum and two shaken copies are then polished on all rows."""
+    rows = np.sort(rng.choice(np.flatnonzero(w > 0), _SAMPLE_ROWS, replace=False))
+    part = table.iloc[rows].reset_index(drop=True)
+    small = encode(encoding.law, part)
+    found, search, _ = find_optimum(small, part, y[rows], w[rows], objective, rng)
+    theta = encoding.internal(dict(zip(small.names, small.natural(found.theta)[0], strict=True)))
+    shaken = theta + 0.05 * rng.standard_normal((_AGREEING - 1, len(theta)))
+    full = solve(encoding.problem, np.concatenate([theta[None], shaken]), y, w, objective)
+    k = int(np.nanargmin(np.where(np.isfinite(full.objective), full.objective, np.inf)))
+    tolerance = (1e-6 if objective.needs_scale else _SAME_OPTIMUM) * abs(full.objective[k])
+    agreeing = int((full.converged & (full.objective <= full.objective[k] + tolerance)).sum())
+    if not search.certified:
+        agreeing = min(agreeing, search.agreeing)
+    one = Solution(*(getattr(full, f)[[k]] for f in Solution.__dataclass_fields__))
+    return one, replace(search, agreeing=agreeing), np.zeros((0, len(theta)))
+
+
+def second_try(problem: Problem, found: Solution, y: Array, w: Array, objective: Objective) -> Solution:
+    """Refit the rows of a batch that did not converge, by way of smoother objectives; better rows replace the old ones."""
+    rows = np.flatnonzero(~found.converged)
+    y, w = y if y.ndim == 1 else y[rows], w if w.ndim == 1 else w[rows]
+    theta = found.theta[rows]
+    if isinstance(objective, Huber):
+        ladder: list[Objective] = [Huber(d, on=objective.on) for d in _LADDER if d > objective.delta]
+    else:
+        ladder = [Gaussian(on=objective.on, variance="constant")]
+    for easier in ladder:
+        theta = solve(problem, theta, y, w, easier, max_iter=40).theta
+    again = solve(problem, theta, y, w, objective, max_iter=400)
+    old = found.objective[rows]
+    better = (again.objective < old) | (again.converged & (again.objective <= old + _SAME_OPTIMUM * np.abs(old)))
+    kept = Solution(*(getattr(again, f)[better] for f in Solution.__dataclass_fields__))
+    return _replace(found, rows[better], kept)
 
 
 def _starts(

@@ -90,8 +90,9 @@ def _table(fit: Fit, level: float) -> list[str]:
             rows.append(
                 f"{name!s:<{width}}{r['estimate']:>13.6g}{r['se']:>12.3g}{r['low']:>13.5g}{r['high']:>13.5g}  {shift:>12}{flag}"
             )
+    fieller = "; r_star: Fieller set" if any(str(n).startswith("r_star") for n in table.index) else ""
     rows += textwrap.wrap(
-        f"Intervals: {fit.jackknife.method}. Robust shift: how far a Huber fit (MAD-standardised) moves the estimate.",
+        f"Intervals: {fit.jackknife.method}{fieller}. Robust shift: how far a Huber fit (MAD-standardised) moves the estimate.",
         WIDTH,
     )
     return rows

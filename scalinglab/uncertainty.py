@@ -189,7 +189,7 @@ def _multiplicities(
 ) -> Array:
     """How often each unit is drawn [draws, G]; within strata the number of units is kept."""
     if strata is None:
-        return rng.multinomial(G, np.full(G, 1 / G), size=draws).astype(np.float64)
+        return _drawn(G, draws, rng)
     columns = [strata] if isinstance(strata, str) else list(strata)
     missing = [c for c in columns if c not in fit.runs]
     if missing:
@@ -199,8 +199,14 @@ def _multiplicities(
     out = np.zeros((draws, G))
     for s in np.unique(stratum):
         own = np.flatnonzero(stratum == s)
-        out[:, own] = rng.multinomial(len(own), np.full(len(own), 1 / len(own)), size=draws)
+        out[:, own] = _drawn(len(own), draws, rng)
     return out
+
+
+def _drawn(G: int, draws: int, rng: np.random.Generator) -> Array:
+    """How often each of G units is drawn in G draws with replacement: [draws, G]."""
+    picked = rng.integers(0, G, size=(draws, G)) + G * np.arange(draws)[:, None]
+    return np.bincount(picked.ravel(), minlength=draws * G).reshape(draws, G).astype(np.float64)
 
 
 def _new_losses(fit: Fit, codes: NDArray[np.intp], G: int, kind: str, draws: int, rng: np.random.Generator) -> Array:

@@ -114,7 +114,7 @@ def _check_tokens(df: pd.DataFrame, source: str, place: Place) -> None:
     _check_jump(df, "tokens", tokens, source, place, "tokens", lower=_FEW_TOKENS)
     largest = float(np.nanmax(tokens))
     if largest < _FEW_TOKENS:
-        per_param = float(np.nanmedian(tokens / params))
+        per_param = max(float(np.nanmedian(tokens / params)), 1e-300)  # zeros are told by the range check
         scale = _nearest(20.0 / per_param, (1e3, 1e6, 1e9, 1e12))  # 20 tokens per parameter is the usual budget
         raise SchemaError(
             f"{source}, column {name!r}: the largest value is {largest:g} for models of up to {np.nanmax(params):.3g} "

@@ -21,7 +21,8 @@ from scalinglab.fitting import Fit, fit
 from scalinglab.report import FIGURES, figure, save_figure, style
 from scalinglab.report import figures as figs
 from scalinglab.report.figures import grids
-from scalinglab.uncertainty import jackknife, optimal_aspect, profile
+from scalinglab.profiles import optimal_aspect, profile
+from scalinglab.uncertainty import jackknife
 
 E, A, ALPHA, B, BETA = 1.7, 320.0, 0.34, 400.0, 0.29
 GAMMA = {"pre_ln": (-0.03, 0.02), "mhc": (0.03, 0.03)}

@@ -58,7 +58,7 @@ def profile(
     for ax in axes.ravel()[len(made) :]:
         ax.set_visible(False)
     open_sides = any(not _closed(fit, p, side) for p in made for side in ("low", "high"))
-    style.footnote(fig, f"Dashed: {100 * level:g}\u00a0% threshold (F-calibrated, effective number of rows); shaded: profile interval; "
+    style.footnote(fig, f"Dashed: {100 * level:g}\u00a0% threshold (F-calibrated; with several rows per run scaled to the by-run precision); shaded: profile interval; "
                         "dot: estimate." + (" Arrow: side left open by the runs." if open_sides else "") + left)  # fmt: skip
     return fig
 

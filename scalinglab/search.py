@@ -61,17 +61,15 @@ def find_optimum(
         ok = np.isfinite(near.objective)
         if not ok.any():
             continue
-        part = solve(problem, near.theta[ok], y, w, objective, max_iter=60 + 140 * attempt)
-        # starts that ran out of steps near the best go on; hopeless ones don't
+        part = solve(problem, near.theta[ok], y, w, objective, max_iter=12 if attempt == 0 else 200)
+        # unless enough agree already, starts that ran out of steps near the best go on; hopeless ones don't
         level = np.nanmin(np.where(np.isfinite(part.objective), part.objective, np.inf))
         close = ~part.converged & (part.objective <= level + 0.1 * abs(level))
-        if close.any():
+        if close.any() and _agreeing(part, objective)[0] < _AGREEING:
             more = solve(problem, part.theta[close], y, w, objective, max_iter=400)
             part = _replace(part, np.flatnonzero(close), more)
         found = part if found is None else _joined(found, part)
-        best = float(np.nanmin(found.objective))
-        tolerance = (1e-6 if objective.needs_scale else _SAME_OPTIMUM) * abs(best) + 1e-22
-        agreeing = int((found.converged & (found.objective <= best + tolerance)).sum())
+        agreeing, best, tolerance = _agreeing(found, objective)
         if agreeing >= min(_AGREEING, total):
             break
     if found is None or not np.isfinite(found.objective).any():
@@ -89,12 +87,21 @@ def find_optimum(
             abs(found.objective[i] - found.objective[j]) > 1e-6 * abs(best) + 1e-22 for j in minima
         ):
             minima.append(int(i))
-    near_best = np.isfinite(found.objective) & (found.objective <= best + 0.01 * abs(best))
+    near_best = (found.converged & (found.objective <= best + 0.01 * abs(best))) | (
+        np.arange(len(found.objective)) == k
+    )
     spread = np.ptp(encoding.natural(found.theta[near_best]), axis=0)
     rivals = [i for i in minima[1:] if found.objective[i] <= best + 0.25 * abs(best)][:2]
     one = Solution(*(getattr(found, f)[[k]] for f in Solution.__dataclass_fields__))
     search = Search(total, agreeing, len(minima), dict(zip(encoding.names, spread.tolist(), strict=True)))
     return one, search, found.theta[rivals]
+
+
+def _agreeing(found: Solution, objective: Objective) -> tuple[int, float, float]:
+    """How many rows of a batch converged to its best objective, that objective, and the tolerance of "the same"."""
+    best = float(np.nanmin(np.where(np.isfinite(found.objective), found.objective, np.inf)))
+    tolerance = (1e-6 if objective.needs_scale else _SAME_OPTIMUM) * abs(best) + 1e-22
+    return int((found.converged & (found.objective <= best + tolerance)).sum()), best, tolerance
 
 
 def _search_on_a_sample(
@@ -109,8 +116,7 @@ def _search_on_a_sample(
     shaken = theta + 0.05 * rng.standard_normal((_AGREEING - 1, len(theta)))
     full = solve(encoding.problem, np.concatenate([theta[None], shaken]), y, w, objective)
     k = int(np.nanargmin(np.where(np.isfinite(full.objective), full.objective, np.inf)))
-    tolerance = (1e-6 if objective.needs_scale else _SAME_OPTIMUM) * abs(full.objective[k])
-    agreeing = int((full.converged & (full.objective <= full.objective[k] + tolerance)).sum())
+    agreeing = _agreeing(full, objective)[0]
     if not search.certified:
         agreeing = min(agreeing, search.agreeing)
     one = Solution(*(getattr(full, f)[[k]] for f in Solution.__dataclass_fields__))

@@ -233,7 +233,10 @@ def _fixed(value: float, decimals: int) -> str:
 
 
 def _scientific(value: float, power: int, digits: int) -> str:
-    return f"{_fixed(value / 10.0**power, digits)}e{power}".replace("e-", f"e{_MINUS}")
+    # in two steps: 10.0**power alone is 0 for the smallest numbers
+    return f"{_fixed(value / 10.0 ** (power // 2) / 10.0 ** (power - power // 2), digits)}e{power}".replace(
+        "e-", f"e{_MINUS}"
+    )
 
 
 # ---- formats -----------------------------------------------------------------------------------------------------------

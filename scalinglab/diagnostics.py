@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from scalinglab.encoding import Encoding, encode
+from scalinglab.encoding import Encoding
 from scalinglab.features import R0
 from scalinglab.laws import Law
 from scalinglab.solver import COLLAPSED
@@ -62,7 +62,7 @@ def check_fit(
     e = (y - predicted) * root
     checks = [
         *search_checks(search),
-        *_conditioning(law, runs, J[:, free], theta, encoding, root),
+        *_conditioning(encoding, J, free),
         *design_checks(law, runs),
         *_parameters(law, encoding, params, y),
         *residual_checks(runs, y, predicted),
@@ -111,14 +111,11 @@ def condition_number(J: Array) -> float:
     return float(s[0] / s[-1]) if s[-1] > 0 else float("inf")
 
 
-def _conditioning(law: Law, runs: pd.DataFrame, J: Array, theta: Array, encoding: Encoding, root: Array) -> list[Check]:
+def _conditioning(encoding: Encoding, full: Array, free: NDArray[np.intp]) -> list[Check]:
     """Conditioning of the scaled Jacobian, centred and uncentred, and the directions that the runs leave open."""
+    J = full[:, free]
     centred = condition_number(J)
-    raw = encode(law, runs, centred=False)
-    names = encoding.natural(theta)[0]
-    theta_raw = raw.internal(dict(zip(encoding.names, names, strict=True)))
-    uncentred = condition_number(raw.problem.jacobian(theta_raw)[:, _free(raw, theta_raw)] * root[:, None])
-    free = _free(encoding, theta)
+    uncentred = condition_number(_uncentred(encoding, full)[:, free])
     size = np.sqrt((J * J).sum(0))
     size[size == 0] = 1.0
     _, s, Vt = np.linalg.svd(J / size, full_matrices=False)
@@ -136,6 +133,16 @@ def _conditioning(law: Law, runs: pd.DataFrame, J: Array, theta: Array, encoding
         Check("sloppy directions", float(len(loose)), "warn" if loose else "ok", "SLOPPY",
               f"weakly determined together: {told}" if told else "no direction is sloppy"),
     ]  # fmt: skip
+
+
+def _uncentred(encoding: Encoding, J: Array) -> Array:
+    """The Jacobian in amplitudes as reported instead of those at the centre: coefficient columns take up the shift."""
+    raw = J.copy()
+    for slot in {id(s): s for s in encoding.slots.values()}.values():
+        if slot.kind == "amplitude" and slot.position is not None:
+            for other, weight in slot.shifts:
+                raw[:, other] -= weight * J[:, slot.position]
+    return raw
 
 
 def size_tiers(params: Array, gap: float = 0.15) -> NDArray[np.intp]:

@@ -121,7 +121,8 @@ def test_bootstrap_is_determined_by_its_seed():
 def test_a_pairs_bootstrap_draw_is_a_fit_of_the_drawn_runs():
     made = power_fit()
     runs = pd.unique(made.runs["run_id"])
-    counts = np.random.default_rng(3).multinomial(len(runs), np.full(len(runs), 1 / len(runs)), size=4)
+    picked = np.random.default_rng(3).integers(0, len(runs), size=(4, len(runs)))
+    counts = np.stack([np.bincount(row, minlength=len(runs)) for row in picked])
     got = bootstrap(made, draws=4, rng=3)
     for k in range(4):
         drawn = pd.concat(

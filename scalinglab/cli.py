@@ -39,6 +39,7 @@ def fit(
     columns: Pairs = (),
     params: Convention = "backbone",
     key: tuple[str, ...] = (),
+    encoding: str = "utf-8",
     seed: int = 0,
     level: float = 0.95,
     out: Path | None = None,
@@ -62,10 +63,11 @@ def fit(
         columns: Column mapping: loss=val_bits*log(2) params=size_M*1e6.
         params: Which N the column params is.
         key: Columns that tell rows of one run and step apart.
+        encoding: Of text files, e.g. latin-1.
         seed: Seed of the search.
         level: Level of the intervals.
         out: Where the JSON record goes (default for question.toml: beside it).
-        figures: Folder for the figures that suit the law (PNG and PDF).
+        figures: Folder for the figures that suit the law, as PNG; `scalinglab figure` draws them as PDF or SVG too.
         quiet: Print only the parameters.
     """
     if len(runs) == 1 and runs[0].endswith(".toml"):
@@ -83,11 +85,17 @@ def fit(
         shared = share[0] if len(share) == 1 and share[0] in ("H0", "H1", "H2", "H3", "H4") else share
     if not runs:
         raise ConfigError("no run log is given: scalinglab fit runs.csv --law chinchilla")
+    if figures is not None:
+        _need_matplotlib()
     if law is None:
         raise ConfigError(
             "--law is missing: name one of `scalinglab laws`, e.g. --law chinchilla, or give a question.toml"
         )
-    table = _read(source, mapping, where, params, key)
+    _check_level(level)
+    _check_out(out, (".json",), source)
+    if figures is not None:
+        _check_folder(figures)
+    table = _read(source, mapping, where, params, key, encoding=encoding)
     from scalinglab.fitting import fit as fit_law
 
     made = fit_law(law, table, objective=objective, by=by, share=shared, fixed=held, weights=weights, rng=seed)
@@ -96,7 +104,7 @@ def fit(
         made.save(out)
         _say(f"wrote {out}")
     if figures is not None:
-        _draw_all(made, figures)
+        _draw_all(made, figures, formats=("png",))
     return 0 if made.status in ("converged", "at_bound") else 1
 
 
@@ -131,7 +139,8 @@ def compare(
     from scalinglab.fitting import Fit
     from scalinglab.fitting import fit as fit_law
 
-    if all(r.endswith(".json") for r in runs):
+    _check_out(out, _TABLES, runs)
+    if runs and all(r.endswith(".json") for r in runs):
         fits = {Path(r).stem: Fit.load(r) for r in runs}
     else:
         table = _read(list(runs), _pairs(columns, "--columns"), where, params, key)
@@ -150,6 +159,7 @@ def frontier(
     record: Annotated[Path, tyro.conf.Positional],
     /,
     flops: tuple[float, ...] = (1e19, 1e20, 1e21, 1e22),
+    group: str | None = None,
     level: float = 0.95,
     out: Path | None = None,
 ) -> int:
@@ -160,17 +170,26 @@ def frontier(
     Args:
         record: A fit written by `scalinglab fit --out`.
         flops: Training budgets in FLOPs (forward and backward).
+        group: One level of the column that the fit is by; all levels otherwise.
         level: Level of the intervals.
         out: Write the table as CSV.
     """
     from scalinglab.fitting import Fit
     from scalinglab.frontier import optimal
 
-    made = optimal(Fit.load(record), flops=flops, level=level)
-    print(made.summary() if hasattr(made, "summary") else made.to_frame().to_string(index=False))
+    _check_out(out, _TABLES, [str(record)])
+    fit = Fit.load(record)
+    groups: Sequence[str | None] = fit.law.levels if fit.law.levels and group is None else (group,)
+    tables = []
+    for name in groups:
+        made = optimal(fit, flops=flops, level=level, group=name)
+        print(made.summary() if name is None else f"{name}: {made.summary()}")
+        tables.append(made.to_frame() if name is None else made.to_frame().assign(group=name))
     if out is not None:
-        _write_csv(made.to_frame(), out)
-    return 0
+        import pandas as pd
+
+        _write_csv(pd.concat(tables, ignore_index=True), out)
+    return 0 if fit.status in ("converged", "at_bound") else 1
 
 
 def audit(
@@ -220,6 +239,7 @@ def figure(
         out: Folder.
         formats: File formats.
     """
+    _check_folder(out)
     from scalinglab.fitting import Fit
 
     drawn = _draw_all(Fit.load(record), out, names, formats)
@@ -277,6 +297,7 @@ def import_(
     params: Convention = "backbone",
     key: tuple[str, ...] = (),
     torn: Literal["error", "drop"] = "error",
+    encoding: str = "utf-8",
 ) -> int:
     """Turn any supported log into a run table (CSV or Parquet), and show what was mapped.
 
@@ -290,8 +311,10 @@ def import_(
         params: Which N the column params is.
         key: Columns that tell rows apart.
         torn: What to do with a last JSON line that was cut off.
+        encoding: Of text files, e.g. latin-1.
     """
-    table = _read(list(runs), _pairs(columns, "--columns"), where, params, key, torn)
+    _check_out(out, _TABLES, runs)
+    table = _read(list(runs), _pairs(columns, "--columns"), where, params, key, torn, encoding)
     from scalinglab.tables import write_table
 
     write_table(table, out)
@@ -347,10 +370,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     except ScalinglabError as error:
         _say(f"error: {error}")
         sys.exit(2)
-    except BrokenPipeError:
-        sys.exit(0)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            sys.exit(0)
+        _say(f"error: {error.filename or 'a file'} can't be written or read ({error.strerror or error})")
+        sys.exit(2)
     except KeyboardInterrupt:
-        _say("stopped; nothing was written")
+        _say("stopped; files that were written before are whole")
         sys.exit(130)
     sys.exit(code or 0)
 
@@ -368,12 +394,45 @@ def _read(
     params: Any,
     key: tuple[str, ...] = (),
     torn: Literal["error", "drop"] = "error",
+    encoding: str = "utf-8",
 ) -> pd.DataFrame:
     from scalinglab.readers import describe_mapping, read_runs
 
-    table = read_runs(source, columns=columns, where=where, params=params, key=key, torn=torn)
+    if not source or (not isinstance(source, str) and not all(s.strip() for s in source)):
+        raise ConfigError("no run log is given (or its name is empty): write a file, a folder or embedded:NAME")
+    table = read_runs(source, columns=columns, where=where, params=params, key=key, torn=torn, encoding=encoding)
     _say(describe_mapping(table))
     return table
+
+
+_TABLES = (".csv", ".csv.gz", ".parquet")
+
+
+def _check_out(out: Path | None, suffixes: tuple[str, ...], inputs: Sequence[str] | str) -> None:
+    """Refuse an output that can't be written or would overwrite an input, before any work is done."""
+    if out is None:
+        return
+    if not out.name.endswith(suffixes):
+        raise ConfigError(f"--out {out}: the name must end in {' or '.join(suffixes)}")
+    if out.is_dir():
+        raise ConfigError(f"--out {out} is a folder; name a file in it")
+    for given in [inputs] if isinstance(inputs, str) else inputs:
+        if out.exists() and Path(given).exists() and out.samefile(given):
+            raise ConfigError(f"--out {out} is also the input; give another name")
+    _check_folder(out.parent, "--out")
+
+
+def _check_folder(folder: Path, option: str = "--out") -> None:
+    for place in (folder, *folder.parents):
+        if place.exists():
+            if not place.is_dir():
+                raise ConfigError(f"{option}: {place} is a file, so nothing can be written below it")
+            return
+
+
+def _check_level(level: float) -> None:
+    if not 0 < level < 1:
+        raise ConfigError(f"--level {level:g}: give a number between 0 and 1, such as 0.95")
 
 
 def _pairs(given: Pairs, option: str) -> dict[str, str]:
@@ -399,16 +458,23 @@ def _numbers(given: Pairs, option: str) -> dict[str, float]:
 def _draw_all(
     made: Fit, folder: Path, names: Sequence[str] = (), formats: Sequence[str] = ("png", "pdf")
 ) -> list[Path]:
-    try:
-        from scalinglab.report.drawing import draw
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"figures need matplotlib ({error}): pip install 'scalinglab[plot]'") from None
+    _need_matplotlib()
+    from scalinglab.report.drawing import draw
+
+    _say("drawing figures")
     drawn, skipped = draw(made, folder, names=names, formats=formats)
     for path in drawn:
         _say(f"wrote {path}")
     for name, why in skipped.items():
         _say(f"no figure {name}: {why}")
     return drawn
+
+
+def _need_matplotlib() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        raise ConfigError("figures need matplotlib: pip install 'scalinglab[plot]'")
 
 
 def _write_csv(table: pd.DataFrame, path: Path) -> None:

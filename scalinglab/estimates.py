@@ -29,17 +29,20 @@ def parameter_table(fit: Fit, level: float = 0.95) -> pd.DataFrame:
         se = float(made.se[name])
         low, high = limits.loc[name]
         free = not fit.law.in_algebra or fit.encoding.slots[name].position is not None
+        stuck = free and value == 0.0 and not high > 0.0  # collapsed in the fit and in every replicate
         rows.append(
             {
                 "parameter": name,
                 "estimate": value,
-                "se": se if free else np.nan,
-                "low": low if free else np.nan,
-                "high": high if free else np.nan,
+                "se": se if free and not stuck else np.nan,
+                "low": low if free and not stuck else np.nan,
+                "high": high if free and not stuck else np.nan,
                 "df": made.df if free else np.nan,
-                "identified": bool(free and np.isfinite([low, high]).all() and fit.status != "not_identified"),
+                "identified": bool(
+                    free and not stuck and np.isfinite([low, high]).all() and fit.status != "not_identified"
+                ),
                 "robust_shift_se": float(shift[name] / se) if free and se > 0 else np.nan,
-                "kind": "parameter" if free else "fixed",
+                "kind": "fixed" if not free else "at bound" if stuck else "parameter",
             }
         )
     for name, value in fit.derived.items():
@@ -62,7 +65,7 @@ def _derived_interval(fit: Fit, name: str, value: float, level: float) -> Interv
     made = fit.jackknife.interval(_derived_of(fit, name), level, log=bool(value > 0))
     if name.split("[")[0] != "r_star":
         return made
-    found = optimal_aspect(fit, level=level, suffix=name.removeprefix("r_star"))
+    found = optimal_aspect(fit, level=level, group=name[len("r_star[") : -1] or None)
     located = found.kind == "interval"
     low, high = (found.low, found.high) if located else (0.0, np.inf)
     return replace(

@@ -124,11 +124,15 @@ class Fit:
         return pd.DataFrame(out, index=params.index)
 
     # ---- what it predicts --------------------------------------------------------------------------------------------
-    def predict(self, runs: pd.DataFrame, params: pd.DataFrame | Mapping[str, float] | None = None) -> Array:
+    def predict(
+        self, runs: pd.DataFrame | Mapping[str, Any], params: pd.DataFrame | Mapping[str, float] | None = None
+    ) -> Array:
         """Loss in nats per token of each row [n]; with a frame of R parameter rows [R, n].
 
         Raises SchemaError when the rows lack a column that the law reads.
         """
+        if not isinstance(runs, pd.DataFrame):
+            runs = pd.DataFrame({k: np.atleast_1d(v) for k, v in dict(runs).items()})
         return self.law.loss(dict(self.params) if params is None else params, runs)
 
     # ---- how sure it is ----------------------------------------------------------------------------------------------
@@ -247,6 +251,14 @@ def fit(
     """
     if isinstance(objective, str):
         objective = parse_objective(objective)
+    if isinstance(objective, type) or not hasattr(objective, "terms"):
+        raise ConfigError(
+            f"objective is {objective!r}; give an instance such as Huber(1e-3), or a name such as 'huber:1e-3'"
+        )
+    if isinstance(rng, int) and rng < 0:
+        raise ConfigError(f"rng={rng}: a seed is 0 or larger")
+    if by is None and share not in ((), None, []):
+        raise ConfigError(f"share={share!r} needs by=: the column whose values get their own parameters")
     chosen = law_from(law, getattr(runs, "columns", ())).with_(fixed=dict(fixed))
     table, notes = _usable(chosen, runs, by, weights)
     if by is not None:
@@ -257,6 +269,7 @@ def fit(
         levels = sorted(table[by].astype(str).unique())
         chosen = chosen.crossed(by, levels, share)
     w = _weights(table, weights)
+    _check_floor(chosen, table)
     if not chosen.in_algebra:
         from scalinglab import freeform
 
@@ -274,6 +287,16 @@ def fit(
             w = w2
             best = solve(encoding.problem, best.theta, y, w, objective)
     return _finish(chosen, table, encoding, best, search, others, objective, w, power, notes)
+
+
+def _check_floor(law: Law, table: pd.DataFrame) -> None:
+    """A floor that is fixed above the losses is a slip: no other term can be negative."""
+    lowest = float(table["loss"].min())
+    for name, value in law.fixed.items():
+        if name.split("[")[0] == law.floor and value >= lowest:
+            raise FitError(
+                f"{name} is fixed at {value:g}, not below the smallest loss {lowest:.4g}: no law of this form fits"
+            )
 
 
 def _finish(
@@ -315,6 +338,13 @@ def _usable(law: Law, runs: pd.DataFrame, by: str | None, weights: Any) -> tuple
         raise SchemaError(f"the run table has no column 'loss'; it has {', '.join(map(str, runs.columns[:30]))}")
     if not len(runs):
         raise FitError("the run table has no rows")
+    made = {"depth", "width"} if law.reads & set(DERIVED_COLUMNS) and "aspect" not in runs else set()
+    lacks = sorted((law.reads - set(DERIVED_COLUMNS) | made) - set(map(str, runs.columns)))
+    if lacks and not (law.reads <= set(map(str, runs.columns))):
+        raise SchemaError(
+            f"law {law.key!r} reads {', '.join(lacks)}, which the run table lacks; it has "
+            f"{', '.join(map(str, runs.columns[:20]))}; rename columns, or read the file with read_runs(path, columns={{...}})"
+        )
     notes: list[str] = []
     keep = np.ones(len(runs), bool)
     if "status" in runs.columns:
@@ -346,6 +376,7 @@ def _usable(law: Law, runs: pd.DataFrame, by: str | None, weights: Any) -> tuple
         "seed",
         "step",
         "match_group",
+        *dx.MIXING,
     }
     wanted |= set(law.reads) | {p for d in law.reads & set(DERIVED_COLUMNS) for p in ("depth", "width", "aspect")}
     wanted |= {by} if by else set()
@@ -358,12 +389,16 @@ def _usable(law: Law, runs: pd.DataFrame, by: str | None, weights: Any) -> tuple
     if "run_id" not in table:
         table["run_id"] = [f"row{i}" for i in range(len(table))]
         notes.append("no run_id: each row is taken as its own run")
-    rows_per_run = len(table) / table["run_id"].nunique()
-    if rows_per_run > 1:
-        notes.append(
-            f"{rows_per_run:.1f} rows per run: intervals leave out whole runs; checkpoints of a decaying schedule are not "
-            "final losses"
+    count = table["run_id"].value_counts()
+    several = int((count > 1).sum())
+    if several:
+        varying = [c for c in ("eval_dataset", "split") if c in table and len(table[c].unique()) > 1]
+        why = (
+            f"they differ in {', '.join(varying)}"
+            if varying
+            else "checkpoints of a decaying schedule are not final losses"
         )
+        notes.append(f"{several} of {len(count)} runs have several rows: intervals leave out whole runs; {why}")
     table.attrs = dict(runs.attrs)
     return table, notes
 
@@ -391,10 +426,10 @@ def _check_design(encoding: Encoding, table: pd.DataFrame) -> None:
     """Refuse what no optimiser can answer, in words about runs and columns."""
     law, p = encoding.law, encoding.problem.size
     runs = table["run_id"].nunique()
-    if runs < p:
+    if runs <= p:
         raise FitError(
-            f"law {law.key!r} has {p} free parameters and the table only {runs} runs: fix or share parameters "
-            "(fixed=, share=), or take a smaller law"
+            f"law {law.key!r} has {p} free parameters and the table only {runs} runs, which leaves nothing to judge the fit "
+            "by: fix or share parameters, or take a smaller law"
         )
     for k, block in enumerate(encoding.problem.blocks):
         rank = np.linalg.matrix_rank(block.X) if len(block.X) <= 20_000 else block.X.shape[1]

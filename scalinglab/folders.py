@@ -39,7 +39,12 @@ def find_logs(path: PathLike, *, notes: list[str]) -> list[LogFile]:
         if not where.is_file():
             raise SchemaError(f"{text} is not a regular file")
         return [LogFile(where, text, _stem(where) if _stem(where) not in _PLAIN_STEMS else where.resolve().parent.name)]
-    files = _newest_states([p for p in sorted(where.rglob("*")) if _is_log(p, where)])
+    try:
+        files = _newest_states([p for p in sorted(where.rglob("*")) if _is_log(p, where)])
+    except OSError as error:
+        raise SchemaError(
+            f"{error.filename or where}: can't be read ({error.strerror}); give the log files one by one"
+        ) from None
     if not files:
         raise SchemaError(
             f"{text} has no logs: looked for {', '.join(_SUFFIXES)}, trainer_state.json and TensorBoard events"

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from scalinglab import algebra
 from scalinglab.errors import ConfigError
 from scalinglab.optimum import Budget, Surface, minimise
+from scalinglab.profiles import optimal_aspect
 
 Array = NDArray[np.float64]
 Convention = Literal["6n", "causal", "full"]
@@ -82,7 +83,7 @@ def optimal(
     flops_convention: Convention = "6n",
     shape: float | Literal["optimal"] = "optimal",
     level: float = 0.95,
-    uncertainty: Any = None,
+    uncertainty: Any = "jackknife",
     group: str | None = None,
     at: Mapping[str, float] | None = None,
     kappa: float | None = None,
@@ -103,8 +104,8 @@ def optimal(
         The last two need `vocab` and `context` and are minimised numerically.
     shape : float or "optimal"
         An aspect ratio width / depth to hold, or the best one where the law has shape in it.
-    uncertainty : Resampling, optional
-        Result of `scalinglab.uncertainty.jackknife` or `bootstrap` of the same fit. Without it there are no intervals.
+    uncertainty : Resampling, "jackknife" or None
+        A `jackknife` or `bootstrap` of the same fit; by default the fit's own jackknife. None gives no intervals.
     group : str, optional
         Level of the column that the fit is crossed with; required for such fits.
     at : mapping, optional
@@ -140,6 +141,12 @@ def optimal(
     if isinstance(shape, str) and shape != "optimal":
         raise ConfigError(f"shape must be a positive aspect ratio (width / depth) or 'optimal', not {shape!r}")
     notes: list[str] = []
+    if isinstance(uncertainty, str):
+        if uncertainty != "jackknife":
+            raise ConfigError(f"uncertainty must be a Resampling, 'jackknife' or None, not {uncertainty!r}")
+        uncertainty = getattr(fit, "jackknife", None)
+    if getattr(fit, "status", "converged") not in ("converged", "at_bound"):
+        notes.append(f"the fit's status is {fit.status}: these optima are not to be used")
     kappa = _kappa(fit, notes) if kappa is None else _positive("kappa", kappa)
     budget = Budget.of(flops_convention, kappa=kappa, vocab=vocab, context=context)
     surface = Surface.of(fit, group=group, at=at or {})
@@ -162,6 +169,13 @@ def optimal(
     if uncertainty is not None:
         _check_same(fit, uncertainty)
         _add_intervals(table, solve, point, uncertainty, level)
+        if (
+            fit.law.key == "shape"
+            and shape == "optimal"
+            and use_closed
+            and uncertainty is getattr(fit, "jackknife", None)
+        ):
+            _locate_aspect(table, fit, group, level)
     _flag_extrapolation(table, fit, surface, budget, budgets)
     exponents = _exponents(fit, surface, point_params, uncertainty, level) if use_closed else _no_exponents()
     if (bad := int((~table["valid"]).sum())) > 0:
@@ -313,6 +327,17 @@ def _add_intervals(table: pd.DataFrame, solve: Any, point: Array, uncertainty: A
         for i, (row, column) in enumerate(zip(rows, where, strict=True)):
             table.loc[row, f"{QUANTITIES[column]}_low"] = float(low[i])
             table.loc[row, f"{QUANTITIES[column]}_high"] = float(high[i])
+
+
+def _locate_aspect(table: pd.DataFrame, fit: Any, group: str | None, level: float) -> None:
+    """Give the aspect ratio its Fieller set, as the parameter table does; where that is open, shape has no interval."""
+    found = optimal_aspect(fit, level=level, group=group)
+    if found.kind == "interval":
+        table["aspect_low"], table["aspect_high"] = found.low, found.high
+        return
+    for name in ("aspect", "depth", "width"):
+        table[f"{name}_low"] = table[f"{name}_high"] = np.nan
+    table["reason"] = "the best aspect ratio is not located: its Fieller set is no interval"
 
 
 def _flag_extrapolation(table: pd.DataFrame, fit: Any, surface: Surface, budget: Budget, budgets: Array) -> None:

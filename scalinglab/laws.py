@@ -142,6 +142,9 @@ class Law:
         for name, target in law.ties.items():
             if target not in known or target == name or target in law.ties:
                 raise ConfigError(f"ties: {name!r} can't be tied to {target!r}; tie it to another free parameter")
+        for name, value in law.fixed.items():
+            if not np.isfinite(value):
+                raise ConfigError(f"fixed: {name!r} is {value}; give a finite number")
         for name, (low, high) in law.bounds.items():
             if not low < high:
                 raise ConfigError(f"bounds of {name!r}: [{low}, {high}] is empty")
@@ -172,6 +175,8 @@ class Law:
             )
         names = set(self.names)
         if isinstance(share, str) and share not in ("H0", "H1", "H2", "H3", "H4"):
+            if share not in names:
+                raise ConfigError(f"share={share!r}: write parameter names ({', '.join(self.names)}) or a level H0..H4")
             share = (share,)
         if isinstance(share, str):
             shared = names - self._free_at(share)
@@ -263,11 +268,33 @@ def law_from(law: str | Law | Callable[..., Any], columns: Iterable[str] = ()) -
     read = expressions.names(law)
     known = COLUMNS | (set(map(str, columns)) & read)
     made = Law("formula", law, source="user formula", constants={"r0": R0} if {"r0", "u"} & read else {}, columns=known)
+    _check_formula(made, columns)
     if not made.names:
         raise ConfigError(
             f"law {law!r} has no parameter: names that are columns are data, e.g. {', '.join(sorted(known)[:8])}"
         )
     return made
+
+
+def _check_formula(law: Law, columns: Iterable[str]) -> None:
+    """Refuse what can't be meant: the loss as a regressor, text or infinite numbers, a misspelt column."""
+    import ast
+    import difflib
+
+    if "loss" in expressions.names(law.formula):
+        raise ConfigError(f"law {law.formula!r} reads 'loss', which is what it is to predict")
+    for node in ast.walk(expressions.parse(law.formula, what="law")):
+        if isinstance(node, ast.Constant) and (
+            not isinstance(node.value, int | float) or not np.isfinite(float(node.value))
+        ):
+            raise ConfigError(f"law {law.formula!r} has {node.value!r}, which is no finite number")
+    known = COLUMNS | set(map(str, columns))
+    for name in law.names:
+        close = difflib.get_close_matches(name, known, 1, cutoff=0.85) if len(name) > 3 else []
+        if close:
+            raise ConfigError(
+                f"law {law.formula!r} has {name!r}, which is no column: did you mean {close[0]!r}? (rename a parameter)"
+            )
 
 
 def _in_order(text: str) -> list[str]:

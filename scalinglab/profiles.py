@@ -162,12 +162,15 @@ def fieller(
     return FiellerSet(estimate, "interval" if A > 0 else "exclusive", float(r1), float(r2), level)
 
 
-def optimal_aspect(fit: Fit, *, level: float = 0.95, suffix: str = "") -> FiellerSet:
+def optimal_aspect(fit: Fit, *, level: float = 0.95, group: str | None = None) -> FiellerSet:
     """Fieller set of r* = r0 exp(-gamma1 / (2 gamma2)) from the jackknife covariance.
 
-    kind "interval" means low < r* < high; "exclusive" or "everything" mean that the optimum is not located.
+    group : level of the column that the fit is crossed with. kind "interval" means low < r* < high; "exclusive" or "everything" mean that the optimum is not located.
     """
-    g1, g2 = f"gamma1{suffix}", f"gamma2{suffix}"
+    names = [n if n in fit.params else f"{n}[{group}]" for n in ("gamma1", "gamma2")]
+    g1, g2 = names
+    if fit.law.levels and not {g1, g2} <= set(fit.params.index):
+        raise ConfigError(f"the fit has one optimum per {fit.law.by}: give group=, one of {', '.join(fit.law.levels)}")
     if g1 not in fit.params or g2 not in fit.params:
         raise ConfigError(
             f"law {fit.law.key!r} has no {g1}, {g2}: the optimal aspect ratio is a parameter of the shape laws"

@@ -83,9 +83,9 @@ def _table(fit: Fit, level: float) -> list[str]:
             derived = True
             rows.append("-" * WIDTH)
         shift = "" if not np.isfinite(r["robust_shift_se"]) else f"{r['robust_shift_se']:+.2f} se"
-        flag = "" if r["identified"] or r["kind"] == "fixed" else " (not identified)"
-        if r["kind"] == "fixed":
-            rows.append(f"{name!s:<{width}}{r['estimate']:>13.6g}{'fixed':>12}")
+        flag = "" if r["identified"] or r["kind"] in ("fixed", "at bound") else " (not identified)"
+        if r["kind"] in ("fixed", "at bound"):
+            rows.append(f"{name!s:<{width}}{r['estimate']:>13.6g}{r['kind']:>12}")
         else:
             rows.append(
                 f"{name!s:<{width}}{r['estimate']:>13.6g}{r['se']:>12.3g}{r['low']:>13.5g}{r['high']:>13.5g}  {shift:>12}{flag}"

@@ -64,19 +64,28 @@ class Resampling:
         """Covariance of the parameters on their natural scales."""
         d = self.params - (self.fit.params if self.kind == "jackknife" else self.params.mean())
         factor = (len(d) - 1) / len(d) if self.kind == "jackknife" else 1 / max(1, len(d) - 1)
-        return d.T @ d * factor
+        with np.errstate(all="ignore"):  # an amplitude of 1e200 has no finite variance
+            return d.T @ d * factor
 
     @property
     def se(self) -> pd.Series:
         """Standard errors of the parameters."""
         return pd.Series(np.sqrt(np.diag(self.cov)), index=self.params.columns)
 
-    def interval(self, fn: Callable[[pd.DataFrame], Array], level: float = 0.95, *, log: bool = False) -> Interval:
+    def interval(
+        self, fn: str | Callable[[pd.DataFrame], Array], level: float = 0.95, *, log: bool = False
+    ) -> Interval:
         """Interval of any function of the parameters.
 
-        fn maps a parameter frame of R rows to an array [R, ...]; it is called on the estimate and on the replicates.
-        log : make the interval symmetric on the log scale (positive quantities).
+        fn maps a parameter frame of R rows to an array [R, ...]; it is called on the estimate and on the replicates. The
+        name of a parameter stands for its value. log : make the interval symmetric on the log scale (positive quantities).
         """
+        if not 0 < level < 1:
+            raise ConfigError(f"level must lie between 0 and 1, not {level}")
+        if isinstance(fn, str):
+            if fn not in self.params:
+                raise ConfigError(f"{fn!r} is no parameter of the fit; it has {', '.join(self.params.columns)}")
+            fn = _value_of(fn)
         point = np.asarray(fn(self.fit.params.to_frame().T), dtype=np.float64)[0]
         values = np.asarray(fn(self.params), dtype=np.float64)
         if values.shape[1:] != point.shape or len(values) != len(self.params):

@@ -139,11 +139,53 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
         (("fit", "embedded:simulated_shapes", "--law", "shape", "--where", "depth < 0"), "row"),
         (("fit", "embedded:simulated_shapes", "--law", "shape", "--where", "depth == 12"), "depth"),
         (("frontier", "missing.json"), "missing.json"),
+        (("fit", ""), "--law is missing"),
+        (("fit", "", "--law", "shape"), "no run log is given"),
+        (("fit", "embedded:simulated_shapes", "--law", "shape", "--seed", "-1"), "a seed is 0 or larger"),
+        (("fit", "embedded:simulated_shapes", "--law", "shape", "--level", "1.5"), "between 0 and 1"),
+        (("fit", "embedded:simulated_shapes", "--law", "shape", "--share", "E"), "needs by="),
+        (("fit", "embedded:simulated_shapes", "--law", "shape", "--fixed", "E=10"), "not below the smallest loss"),
+        (("fit", "embedded:simulated_shapes", "--law", "shape", "--fixed", "E=nan"), "give a finite number"),
+        (("fit", "embedded:simulated_shapes", "--law", "shape", "--out", "x.csv"), "must end in .json"),
+        (("fit", "embedded:simulated_shapes", "--law", "E + A*parms**-alpha"), "did you mean 'params'"),
+        (("fit", "embedded:simulated_shapes", "--law", "E + A*loss"), "what it is to predict"),
+        (("fit", "embedded:simulated_shapes", "--law", "E + 1e999"), "no finite number"),
     ],
 )
 def test_unusable_requests_say_why(capsys: pytest.CaptureFixture[str], args: tuple[str, ...], told: str) -> None:
     assert run(*args) == 2
     assert told in capsys.readouterr().err
+
+
+def test_an_output_never_overwrites_an_input_nor_fails_after_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log.csv"
+    text = "params,tokens,loss\n1e7,1e9,3.5\n"
+    log.write_text(text)
+    assert run("import", str(log), "--out", str(log)) == 2
+    assert "is also the input" in capsys.readouterr().err
+    assert run("fit", str(log), "--law", "chinchilla", "--out", str(log / "x.json")) == 2
+    assert "is a file" in capsys.readouterr().err
+    assert run("fit", str(log), "--law", "chinchilla", "--figures", str(log / "figs")) == 2
+    assert log.read_text() == text
+    assert [p.name for p in tmp_path.iterdir()] == ["log.csv"]
+
+
+def test_frontier_of_a_fit_by_architecture_has_a_part_per_group_with_intervals(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record, table = tmp_path / "f.json", tmp_path / "t.csv"
+    args = ("fit", "embedded:simulated_shapes", "--law", "shape", "--by", "architecture", "--out", str(record))
+    assert run(*args) == 0
+    assert run("frontier", str(record), "--flops", "1e20", "--out", str(table)) == 0
+    made = pd.read_csv(table)
+    assert set(made["group"]) == {"pre_ln", "hyper_connections"}
+    assert (made["params_low"] < made["params"]).all()
+    # one interval for one quantity: the aspect ratio's is the Fieller set of the parameter table
+    aspect = made.set_index("group").loc["pre_ln"]
+    row = Fit.load(record).to_frame().loc["r_star[pre_ln]"]
+    assert [aspect["aspect_low"], aspect["aspect_high"]] == pytest.approx([row["low"], row["high"]], rel=1e-9)
 
 
 def test_exit_code_1_where_the_result_is_not_to_be_used(tmp_path: Path) -> None:

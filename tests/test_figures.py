@@ -18,10 +18,10 @@ from matplotlib.figure import Figure
 
 from scalinglab.errors import ConfigError
 from scalinglab.fitting import Fit, fit
+from scalinglab.profiles import optimal_aspect, profile
 from scalinglab.report import FIGURES, figure, save_figure, style
 from scalinglab.report import figures as figs
 from scalinglab.report.figures import grids
-from scalinglab.profiles import optimal_aspect, profile
 from scalinglab.uncertainty import jackknife
 
 E, A, ALPHA, B, BETA = 1.7, 320.0, 0.34, 400.0, 0.29

@@ -224,7 +224,7 @@ def _bottom(fit: Fit, at: dict[str, float], grid: Array, spreads: grids.Spreads,
         ):
             from scalinglab.profiles import optimal_aspect
 
-            made = optimal_aspect(fit, level=spreads.level, suffix=suffix)
+            made = optimal_aspect(fit, level=spreads.level, group=group)
             return _Bottom(made.estimate, made.low, made.high, made.kind == "interval", "Fieller")
     fine = np.geomspace(grid[0] / 10, grid[-1] * 10, 801)
     rows = grids.rows_at(fit, {**at, "aspect": fine}, group=group)

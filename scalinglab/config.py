@@ -1,0 +1,413 @@
+"""What a training run is, written down: `RunConfig` for one, `Sweep` for many, `Budget` for how long.
+
+Everything that changes a result is in the RunConfig, and nothing else is: two runs are the same exactly if their `run_id`
+is. Its hash is taken over the fields that differ from the defaults, whatever their order, and over `SCHEMA`; a new field
+therefore leaves old ids alone, and a changed default must come with a new SCHEMA (a test holds the defaults fast).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from scalinglab import tomlfile
+from scalinglab.arch_options import resolve_options
+from scalinglab.errors import ConfigError
+from scalinglab.matching import Match, MatchBy
+from scalinglab.native import native
+from scalinglab.parametrization import Parametrization, parametrization
+from scalinglab.shapes import FFN, FlopConvention, Shape
+
+SCHEMA = "scalinglab/run-1"
+_LABELS = ("sweep", "match_group")  # they say where a run belongs, not what it is
+_UNSCALED = ("sp", "sp_gpt2")
+
+
+def _at_least(name: str, value: Any, low: float) -> None:
+    if not value >= low:
+        raise ConfigError(f"{name}={value} must be at least {low}")
+
+
+def _within(name: str, value: float, low: float, high: float, *, open_right: bool = False) -> None:
+    if not low <= value <= high or (open_right and value == high):
+        raise ConfigError(f"{name}={value} must lie in [{low}, {high}{')' if open_right else ']'}")
+
+
+class ShapeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `Shape`; give heads or head_dim, or both."""
+
+    depth: int
+    width: int
+    ffn_dim: int
+    vocab: int
+    context: int
+    heads: int = 0
+    head_dim: int = 0
+    kv_heads: int | None = None
+    ffn: FFN = "swiglu"
+    tied: bool = False
+
+    def build(self) -> Shape:
+        """The shape; raises ConfigError where its sizes don't fit."""
+        return Shape(**msgspec.structs.asdict(self))
+
+    @classmethod
+    def of(cls, shape: Shape) -> ShapeSpec:
+        """The canonical spec of a shape: heads and head_dim both given, kv_heads only if they differ from heads."""
+        return cls(
+            depth=shape.depth, width=shape.width, ffn_dim=shape.ffn_dim, vocab=shape.vocab, context=shape.context,
+            heads=shape.heads, head_dim=shape.head_dim, kv_heads=None if shape.kv_heads == shape.heads else shape.kv_heads,
+            ffn=shape.ffn, tied=shape.tied,
+        )  # fmt: skip
+
+
+class Base(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The shape at which every parametrization is the same: what width, depth and fan-in are counted against."""
+
+    depth: int
+    width: int
+    head_dim: int
+    ffn_dim: int
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            _at_least(f"base.{name}", getattr(self, name), 1)
+
+
+class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """AdamW. Multipliers of the parametrization come on top.
+
+    `weight_decay` is what a step at the peak shrinks a weight by if decay="independent" (0.0002 is 0.1 at a learning rate
+    of 0.002), and PyTorch's argument if "coupled": then a sweep over learning rates also sweeps the regularisation.
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-12
+    weight_decay: float = 2e-4
+    decay: Literal["independent", "coupled"] = "independent"
+    grad_clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("beta1", "beta2"):
+            _within(f"optimizer.{name}", getattr(self, name), 0, 1, open_right=True)
+        _at_least("optimizer.eps", self.eps, 0)
+        _at_least("optimizer.weight_decay", self.weight_decay, 0)
+        if not self.grad_clip > 0:
+            raise ConfigError(f"optimizer.grad_clip={self.grad_clip} must be positive (inf to clip nothing)")
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Learning rate over time: linear warmup from 0, then the kind; all as shares of the steps or of the peak."""
+
+    kind: Literal["cosine", "wsd", "constant"] = "cosine"
+    warmup: float = 0.1
+    final: float = 0.1
+    decay: float = 0.2  # of the steps, wsd only
+
+    def __post_init__(self) -> None:
+        for name in ("warmup", "final", "decay"):
+            _within(f"schedule.{name}", getattr(self, name), 0, 1)
+
+
+class Evaluation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A fixed held-out set: how many sequences, and every how many steps (0: at the end only)."""
+
+    sequences: int = 256
+    every: int = 0
+
+    def __post_init__(self) -> None:
+        _at_least("evaluation.sequences", self.sequences, 1)
+        _at_least("evaluation.every", self.every, 0)
+
+
+class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One training run.
+
+    Attributes
+    ----------
+    shape : ShapeSpec
+    lr : float
+        Base peak learning rate.
+    tokens : int
+        Training tokens; a run takes whole steps (`steps`).
+    architecture, options
+        Residual topology and its options (see `arch_options`).
+    parametrization, perturb, base
+        Key of `PARAMETRIZATIONS`, "alpha=NUMBER" or "native" (the rule of the architecture); entries changed in it, as
+        {"matrix.branch.lr": {"depth": 0.0}}; and the base shape, which every one but sp and sp_gpt2 needs.
+    corpus, corpus_options
+        Name of the token stream and its options.
+    batch : int
+        Sequences per step.
+    seed : int
+        Of the initialisation and of the data order: runs with one seed read the same data in the same order.
+    init_std : float
+        Base standard deviation of every matrix, embedding and readout.
+    precision
+        Parameters are never kept below fp32; bf16 is autocast.
+    sweep, match_group : str
+        Labels for the run table. They are no part of the id.
+    """
+
+    shape: ShapeSpec
+    lr: float
+    tokens: int
+    corpus: str
+    corpus_options: dict[str, Any] = {}
+    architecture: str = "pre_ln"
+    options: dict[str, Any] = {}
+    parametrization: str = "sp"
+    perturb: dict[str, dict[str, float]] = {}
+    base: Base | None = None
+    seed: int = 0
+    batch: int = 8
+    init_std: float = 0.02
+    norm_eps: float = 1e-6
+    positions: Literal["rope", "learned"] = "rope"
+    rope_theta: float = 1e4
+    precision: Literal["fp32", "fp64", "bf16"] = "fp32"
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    evaluation: Evaluation = Evaluation()
+    sweep: str = ""
+    match_group: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "init_std", "norm_eps", "rope_theta"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and (value > 0 or (name == "norm_eps" and value == 0))):
+                raise ConfigError(f"{name}={value} must be a positive number")
+        for name, low in {"tokens": 1, "batch": 1, "seed": 0}.items():
+            _at_least(name, getattr(self, name), low)
+        if (self.parametrization not in _UNSCALED or self.perturb) and self.base is None:
+            raise ConfigError(
+                f"parametrization {self.parametrization!r} needs [base], the shape where all its multipliers are 1"
+            )
+        self.shape.build()
+        resolve_options(self.architecture, self.options)
+        self.scaling()
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps: the tokens, rounded up to whole steps."""
+        return -(-self.tokens // self.batch_tokens)
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens per step."""
+        return self.batch * self.shape.context
+
+    @property
+    def run_id(self) -> str:
+        """Readable prefix and hash of the canonical config; safe as a file name."""
+        changed = f"+{len(self.perturb)}" if self.perturb else ""
+        prefix = (
+            f"{self.architecture}-L{self.shape.depth}-d{self.shape.width}-{self.parametrization}{changed}-lr{self.lr:g}"
+        )
+        digest = hashlib.sha256(f"{SCHEMA}\n{_canonical_json(self)}".encode()).hexdigest()
+        return f"{re.sub(r'[^A-Za-z0-9_.+-]', '', prefix)}-s{self.seed}-{digest[:10]}"
+
+    def scaling(self) -> Parametrization:
+        """The parametrization with its changes."""
+        chosen = (
+            native(self.architecture) if self.parametrization == "native" else parametrization(self.parametrization)
+        )
+        for entry, exponents in sorted(self.perturb.items()):
+            chosen = chosen.perturb(entry, to=exponents)
+        return chosen
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data without the defaults; `tomlfile.convert(data, RunConfig)` gives the config back."""
+        return _differing(self)
+
+    def save(self, path: str | Path) -> Path:
+        """Write as TOML, atomically."""
+        return tomlfile.write(path, self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | Path) -> RunConfig:
+        """Read from TOML; raises ConfigError with the path of a wrong key."""
+        return tomlfile.read(path, cls)
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long to train: exactly one of tokens, tokens_per_param and flops.
+
+    `of` says which parameters, `convention` which FLOPs (forward + backward), both with what the architecture adds.
+    """
+
+    tokens: int | None = None
+    tokens_per_param: float | None = None
+    flops: float | None = None
+    of: Literal["params_total", "params_backbone"] = "params_total"
+    convention: FlopConvention = "causal"
+
+    def __post_init__(self) -> None:
+        given = [v for v in (self.tokens, self.tokens_per_param, self.flops) if v is not None]
+        if len(given) != 1 or not given[0] > 0:
+            raise ConfigError("a budget is exactly one positive number: tokens, tokens_per_param or flops")
+
+    def resolve(self, cost: Match, batch_tokens: int) -> int:
+        """Tokens, to the nearest whole step, of a shape whose cost was counted by `matching.charge` in `convention`."""
+        if self.tokens is not None:
+            exact = float(self.tokens)
+        elif self.tokens_per_param is not None:
+            exact = self.tokens_per_param * cost.params[self.of]
+        else:
+            exact = (self.flops or 0.0) / cost.flops
+        return batch_tokens * max(1, round(exact / batch_tokens))
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An architecture or a corpus with options."""
+
+    name: str
+    options: dict[str, Any] = {}
+
+
+class Scaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A parametrization with entries changed."""
+
+    name: str
+    perturb: dict[str, dict[str, float]] = {}
+
+
+class Matching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Shapes by a rule: the arguments of `match_shapes`.
+
+    With charge=True every architecture is matched with what it adds; with False all get the shapes of Pre-LN, and the plan
+    shows what they add as mismatch.
+    """
+
+    budget: float
+    depths: list[int]
+    vocab: int
+    context: int
+    by: MatchBy = "params_backbone"
+    heads: int | None = None
+    head_dim: int | None = None
+    head_multiple: int = 2
+    kv_heads: int | None = None
+    ffn: FFN = "swiglu"
+    ffn_ratio: float | None = None
+    ffn_multiple: int = 16
+    ffn_slack: float = 0.0
+    tied: bool = False
+    tolerance: float = 0.01
+    convention: FlopConvention = "causal"
+    charge: bool = True
+
+    @property
+    def label(self) -> str:
+        """Name of the group of matched runs."""
+        return f"{self.by}={self.budget:g}"
+
+
+class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Many runs: what they share in `run`, and the axes along which they differ. Every combination is a run.
+
+    Attributes
+    ----------
+    name, question : str
+    run : dict
+        Fields of RunConfig that all runs share. An axis overrules it.
+    shapes, match
+        Shapes one by one, or by one or more matching rules; each rule is a group of matched runs.
+    budgets, corpora, architectures, parametrizations, lrs, seeds
+        The other axes; an empty one leaves the value of `run` (or its default).
+    """
+
+    name: str
+    question: str = ""
+    run: dict[str, Any] = {}
+    shapes: list[ShapeSpec] = []
+    match: Matching | list[Matching] = []
+    budgets: list[Budget] = []
+    corpora: list[str | Choice] = []
+    architectures: list[str | Choice] = []
+    parametrizations: list[str | Scaling] = []
+    lrs: list[float] = []
+    seeds: list[int] = []
+
+    def __post_init__(self) -> None:
+        if not (self.shapes or self.match or "shape" in self.run):
+            raise ConfigError(f"sweep {self.name!r} has no shapes: give shapes, match, or run.shape")
+        for axis, field in {"budgets": "tokens", "lrs": "lr", "corpora": "corpus"}.items():
+            if not getattr(self, axis) and field not in self.run:
+                raise ConfigError(f"sweep {self.name!r} needs {axis} or run.{field}")
+        for field in ("sweep", "match_group"):
+            if field in self.run:
+                raise ConfigError(f"run.{field} is set by the sweep; leave it out")
+        # With stand-ins for what the axes bring, so that a wrong key is refused before anything runs.
+        shape = {"depth": 1, "width": 2, "ffn_dim": 2, "heads": 1, "vocab": 2, "context": 1}
+        stand_ins = {"shape": shape, "tokens": 1, "lr": 1.0, "corpus": "-"}
+        tomlfile.convert({**stand_ins, **self.run, **self._stand_in_axes()}, RunConfig, within="run")
+
+    def _stand_in_axes(self) -> dict[str, Any]:
+        """What must not clash with the stand-ins: options belong to the architecture that an axis brings."""
+        plain = {"architecture": "pre_ln", "options": {}} if self.architectures else {}
+        return {**plain, "parametrization": "sp", "perturb": {}} if self.parametrizations else plain
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data without the defaults."""
+        return _differing(self)
+
+    def save(self, path: str | Path) -> Path:
+        """Write as TOML, atomically."""
+        return tomlfile.write(path, self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Sweep:
+        """Read from TOML; raises ConfigError with the path of a wrong key."""
+        return tomlfile.read(path, cls)
+
+
+def canonical(config: RunConfig) -> dict[str, Any]:
+    """The config as plain data in one form: labels out, defaults out, options and heads spelled one way, types checked.
+
+    Raises
+    ------
+    ConfigError
+        A value has the wrong type.
+    """
+    checked = tomlfile.convert(tomlfile.plain(config), RunConfig)
+    shape = ShapeSpec.of(checked.shape.build())
+    options = asdict(resolve_options(checked.architecture, checked.options))
+    defaults = asdict(resolve_options(checked.architecture, None))
+    options = {
+        name: float(value) if isinstance(defaults[name], float) else value
+        for name, value in options.items()
+        if value != defaults[name]
+    }
+    unscaled = checked.parametrization in _UNSCALED and not checked.perturb
+    checked = msgspec.structs.replace(
+        checked, shape=shape, options=options, base=None if unscaled else checked.base, **dict.fromkeys(_LABELS, "")
+    )
+    return _differing(checked)
+
+
+def _differing(value: Any) -> Any:
+    """Plain data of a Struct without the fields that equal their default (msgspec's omit_defaults compares by identity)."""
+    if isinstance(value, msgspec.Struct):
+        kept = {}
+        for field in msgspec.structs.fields(value):
+            given = getattr(value, field.name)
+            empty = field.default_factory() if field.default_factory is not msgspec.NODEFAULT else msgspec.NODEFAULT
+            if given != (field.default if field.default is not msgspec.NODEFAULT else empty):
+                kept[field.name] = _differing(given)
+        return kept
+    if isinstance(value, list):
+        return [_differing(item) for item in value]
+    return tomlfile.plain(value)
+
+
+def _canonical_json(config: RunConfig) -> str:
+    return json.dumps(canonical(config), sort_keys=True, separators=(",", ":"))

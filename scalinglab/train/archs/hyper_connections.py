@@ -1,0 +1,138 @@
+"""Hyper-connections: n streams H, read by a weight vector, mixed by an n x n matrix, written by a vector.
+
+For each sublayer, with Hbar = norm(H) per stream (no gain),
+
+    a = A_m + s_a tanh(Hbar W_m)    A = A_r + s_a tanh(Hbar W_r)    b = B + s_b tanh(Hbar W_b)
+    y = F(norm(a^T H))              H <- A^T H + b y^T
+
+Row s of A belongs to source stream s. Init: W = 0, A_r = identity, A_m one-hot on stream i mod n, B = 1, s = 0.01. All
+streams are then equal and the model is Pre-LN, unless output projections are divided by sqrt(n). Coefficients and the
+mixing are computed in float32 or better.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from scalinglab.arch_options import HyperConnections
+from scalinglab.shapes import Shape
+from scalinglab.train.archs.connector import Architecture, Connector, Stream
+from scalinglab.train.layers import Draw, at_least_float32, full_precision, normalize
+from scalinglab.train.roles import tag
+
+
+class HyperWeights(nn.Module):
+    """Static and dynamic weights of one sublayer: A_m `read_n`, A_r `mix_nn`, B `write_n`; W, s with the same names."""
+
+    def __init__(self, width: int, options: HyperConnections) -> None:
+        super().__init__()
+        n, self.options = options.streams, options
+        self.read_n = tag(nn.Parameter(torch.empty(n)), "vector", "branch", 1, decay=False)
+        self.mix_nn = tag(nn.Parameter(torch.empty(n, n)), "vector", "trunk", 1, decay=False)
+        self.write_n = tag(nn.Parameter(torch.empty(n)), "vector", "branch", 1, decay=False)
+        if options.dynamic:
+            self.read_weight_1d = tag(nn.Parameter(torch.empty(1, width)), "matrix", "branch", width)
+            self.mix_weight_nd = tag(nn.Parameter(torch.empty(n, width)), "matrix", "trunk", width)
+            self.write_weight_1d = tag(nn.Parameter(torch.empty(1, width)), "matrix", "branch", width)
+            self.mix_scale = tag(nn.Parameter(torch.empty(1)), "vector", "trunk", 1)
+            self.write_scale = tag(nn.Parameter(torch.empty(1)), "vector", "branch", 1)
+
+    def init_weights(self, stream: int) -> None:
+        """Read `stream`, keep every stream, write to all."""
+        nn.init.zeros_(self.read_n)
+        self.read_n[stream] = 1.0
+        nn.init.eye_(self.mix_nn)
+        nn.init.ones_(self.write_n)
+        if self.options.dynamic:
+            for weight in (self.read_weight_1d, self.mix_weight_nd, self.write_weight_1d):
+                nn.init.zeros_(weight)
+            for scale in (self.mix_scale, self.write_scale):
+                nn.init.constant_(scale, self.options.dynamic_scale)
+
+    def forward(self, H_btnd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Weights to read [.., n], mix [.., target, source] and write [.., n] the streams, in the dtype of the streams."""
+        read, mix, write = (p.to(H_btnd.dtype) for p in (self.read_n, self.mix_nn, self.write_n))
+        if not self.options.dynamic:
+            return read, mix.T, write
+        weights = torch.cat([self.read_weight_1d, self.write_weight_1d, self.mix_weight_nd]).to(H_btnd.dtype)
+        dynamic = functional.linear(normalize(H_btnd, self.options.norm_eps), weights)
+        if self.options.tanh:
+            dynamic = dynamic.tanh()
+        mix_scale, write_scale = self.mix_scale.to(H_btnd.dtype), self.write_scale.to(H_btnd.dtype)
+        return (
+            read + mix_scale * dynamic[..., 0],
+            (mix + mix_scale * dynamic[..., 2:]).transpose(-2, -1),
+            write + write_scale * dynamic[..., 1],
+        )
+
+
+class HyperConnector(Connector):
+    """Weights of all sublayers."""
+
+    def __init__(self, shape: Shape, options: HyperConnections, norm_eps: float) -> None:
+        super().__init__(shape, options, norm_eps)
+        self.sublayers = nn.ModuleList(HyperWeights(shape.width, options) for _ in range(2 * shape.depth))
+
+    def init_gain(self, matrix: str) -> float:
+        return output_gain(matrix, self.options.streams, scaled=self.options.scale_outputs)
+
+    def init_weights(self, draw: Draw, std: float) -> None:
+        for i, weights in enumerate(self.sublayers):
+            cast(HyperWeights, weights).init_weights(i % self.options.streams)
+
+    def start(self, embedding: Tensor) -> Stream:
+        return HyperStream(self.sublayers, embedding, streams=self.options.streams, readout=self.options.readout)
+
+
+class HyperStream(Stream):
+    """n streams [.., n, d] that start as copies of the embedding."""
+
+    def __init__(self, sublayers: nn.ModuleList, embedding: Tensor, *, streams: int, readout: str) -> None:
+        super().__init__(embedding.unsqueeze(-2).expand(*embedding.shape[:-1], streams, -1))
+        self.sublayers, self.readout = sublayers, readout
+        self.coefficients: tuple[Tensor, Tensor] | None = None
+
+    def read(self, i: int) -> Tensor:
+        with full_precision(self.h):
+            H = at_least_float32(self.h)
+            read, mix, write = self.sublayers[i](H)
+            self.coefficients = mix, write
+            return (read.unsqueeze(-2) @ H).squeeze(-2).to(self.h.dtype)
+
+    def write(self, i: int, y: Tensor) -> None:
+        if self.coefficients is None:
+            raise RuntimeError(f"sublayer {i} is written before it is read")
+        self.h = update_streams(self.h, *self.coefficients, y)
+        self.coefficients = None
+
+    def finish(self) -> Tensor:
+        return merge_streams(self.h, self.readout)
+
+    def state(self, i: int) -> Tensor:
+        return self.h.flatten(-2)
+
+
+def update_streams(H: Tensor, mix: Tensor, write: Tensor, y: Tensor) -> Tensor:
+    """mix H + write y^T in float32 or better; mix is [.., target, source]."""
+    with full_precision(H):
+        new = mix @ at_least_float32(H) + write.unsqueeze(-1) * at_least_float32(y).unsqueeze(-2)
+    return new.to(H.dtype)
+
+
+def merge_streams(H: Tensor, readout: str) -> Tensor:
+    """Sum or mean over streams."""
+    merged = at_least_float32(H).sum(-2) if readout == "sum" else at_least_float32(H).mean(-2)
+    return merged.to(H.dtype)
+
+
+def output_gain(matrix: str, streams: int, *, scaled: bool) -> float:
+    """1 / sqrt(n) for the projections back to the streams, so that the merged state starts at the usual scale."""
+    return 1 / math.sqrt(streams) if scaled and matrix in ("output", "down") else 1.0
+
+
+HYPER_CONNECTIONS = Architecture("hyper_connections", HyperConnector)

@@ -21,12 +21,18 @@ _PLAIN_STEMS = {"log", "logs", "metrics", "history", "results", "train", "progre
 
 @dataclass(frozen=True)
 class LogFile:
+    """One file to read, how to name it in messages, and the run_id that its place implies."""
+
     path: Path
     shown: str  # as the user named it
     run: str  # run_id where the file has none
 
 
 def find_logs(path: PathLike, *, notes: list[str]) -> list[LogFile]:
+    """The log files behind a path: itself, an embedded table, or all logs below a folder; what is passed over goes to `notes`.
+
+    Raises SchemaError where there is no such path, or no readable log below it.
+    """
     text = os.fspath(path)
     if text.startswith("embedded:"):
         name = text.removeprefix("embedded:")

@@ -139,6 +139,7 @@ def line(x: Array, y: Array) -> tuple[float, float]:
 
 
 def as_budgets(flops: ArrayLike) -> Array:
+    """FLOP budgets as a float array [K]; raises ConfigError unless all are positive and finite."""
     at = np.atleast_1d(np.asarray(flops, dtype=np.float64))
     if at.ndim != 1 or not at.size or not np.all(np.isfinite(at) & (at > 0)):
         raise ConfigError(f"budgets must be positive FLOPs, not {flops!r}")
@@ -146,6 +147,7 @@ def as_budgets(flops: ArrayLike) -> Array:
 
 
 def require_positive(value: float, name: str) -> float:
+    """The value as a float; raises ConfigError, with its name, unless it is positive and finite."""
     if not (np.isfinite(value) and value > 0):
         raise ConfigError(f"{name} must be positive and finite, not {value}")
     return float(value)

@@ -166,6 +166,7 @@ def _starts(
 
 
 def better_of(a: Solution, b: Solution) -> Solution:
+    """Row by row the solution with the smaller objective."""
     take = (b.objective < a.objective) | (~np.isfinite(a.objective) & np.isfinite(b.objective))
     return _replace(a, np.flatnonzero(take), Solution(*(getattr(b, f)[take] for f in Solution.__dataclass_fields__)))
 

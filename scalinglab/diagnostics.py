@@ -203,8 +203,7 @@ def _parameters(law: Law, encoding: Encoding, params: pd.Series, y: Array) -> li
                 f"irreducible loss {name}", float(params[name]), "warn" if low else "ok", "E_COLLAPSE",
                 f"{name} is {'zero' if params[name] == 0 else 'far below the smallest loss'}: the runs do not reach the floor; "
                 "do not extrapolate with this law"))  # fmt: skip
-    terms, groups = law.structure
-    powers = {c.name for t in [*terms, *(t for g in groups for t in g.terms)] for c in t.coefficients if c.sign < 0}
+    powers = {c.name for t in law.terms for c in t.coefficients if c.sign < 0}
     strange = [n for n in encoding.names if n.split("[")[0] in powers and not 0 < params[n] <= 2]
     worst = float(params[strange].iloc[0]) if strange else 0.0
     out.append(Check(

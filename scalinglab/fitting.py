@@ -435,18 +435,13 @@ def _check_design(encoding: Encoding, table: pd.DataFrame) -> None:
         rank = np.linalg.matrix_rank(block.X) if len(block.X) <= 20_000 else block.X.shape[1]
         if rank < block.X.shape[1]:
             names = [encoding.coordinates[i] for i in block.index]
-            features = {c for t in _terms(law) for c in _columns_behind(t, names)}
+            features = {c for t in law.terms for c in _columns_behind(t, names)}
             seen = {c: table[c].nunique() for c in sorted(features) if c in table}
             told = ", ".join(f"{c} takes {v} value{'s' * (v != 1)}" for c, v in seen.items()) or f"term {k + 1}"
             raise FitError(
                 f"law {law.key!r} can't tell {', '.join(names)} apart on these runs ({told}): "
                 "add runs that vary it, or take a law without it"
             )
-
-
-def _terms(law: Law) -> list[Any]:
-    terms, groups = law.structure
-    return terms + [t for g in groups for t in g.terms]
 
 
 def _columns_behind(term: Any, names: list[str]) -> set[str]:

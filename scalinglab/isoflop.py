@@ -27,6 +27,7 @@ from scalinglab.parabola import (
     vertex,
     vertex_shift,
 )
+from scalinglab.uncertainty import t_quantile
 
 __all__ = [
     "Approach2Bias",
@@ -410,14 +411,12 @@ def _lines(x: Array, y: Array, usable: NDArray[np.bool_]) -> Array:
 
 
 def _laws_ols(frame: pd.DataFrame, fitted: tuple[float, float], k: float, level: float) -> pd.DataFrame:
-    from scipy.special import stdtrit
-
     used = frame[frame["valid"]]
     x, y = np.log(used["flops"].to_numpy()), np.log(used["params"].to_numpy())
     slope, start = fitted
     df = len(x) - 2
     se = float(np.sqrt(np.sum((y - start - slope * x) ** 2) / df / np.sum((x - x.mean()) ** 2)))
-    half = float(stdtrit(df, 0.5 + level / 2)) * se
+    half = t_quantile(0.5 + level / 2, df) * se
     return _laws(slope, start, k, se, slope - half, slope + half)
 
 

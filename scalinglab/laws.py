@@ -61,6 +61,12 @@ class Law:
         return parse_law(self.formula, frozenset(self.columns | set(self.constants)))
 
     @property
+    def terms(self) -> list[Term]:
+        """All terms, those under an outer exponent included; raises OutsideAlgebra where the formula has none."""
+        alone, groups = self.structure
+        return alone + [t for g in groups for t in g.terms]
+
+    @property
     def in_algebra(self) -> bool:
         """Whether the batched solver takes the law; lmfit takes the others."""
         try:
@@ -81,8 +87,7 @@ class Law:
     @property
     def amplitudes(self) -> frozenset[str]:
         """Parameters that are amplitudes (positive, reported on their natural scale, log inside)."""
-        terms, groups = self.structure
-        return frozenset(t.amplitude for t in terms) | {t.amplitude for g in groups for t in g.terms}
+        return frozenset(t.amplitude for t in self.terms)
 
     @property
     def floor(self) -> str | None:
@@ -194,11 +199,8 @@ class Law:
         return replace(self, by=by, levels=tuple(str(v) for v in levels), shared=frozenset(shared))
 
     def _free_at(self, level: str) -> set[str]:
-        terms, groups = self.structure
-        everything = terms + [t for g in groups for t in g.terms]
-
         def of(*columns: str) -> list[Term]:
-            return [t for t in everything if any(set(columns) & expressions.names(c.feature) for c in t.coefficients)]
+            return [t for t in self.terms if any(set(columns) & expressions.names(c.feature) for c in t.coefficients)]
 
         capacity, data = of("params", "width", "depth", "aspect", "u", "params_total", "params_backbone"), of("tokens")
         free: set[str] = set()

@@ -76,11 +76,10 @@ def find_optimum(
         raise FitError(
             f"law {encoding.law.key!r}: no start gives a finite objective; check units and ranges of the columns it reads"
         )
-    order = np.argsort(np.where(np.isfinite(found.objective), found.objective, np.inf), kind="stable")
-    order = order[np.argsort(~found.converged[order] & (found.objective[order] <= best + tolerance), kind="stable")]
-    k = int(order[0])
-    if found.objective[k] > best + tolerance:  # the best one is not converged: still the best
-        k = int(np.nanargmin(found.objective))
+    value = np.where(np.isfinite(found.objective), found.objective, np.inf)
+    order = np.argsort(value, kind="stable")
+    certain = [i for i in order if found.converged[i] and value[i] <= best + tolerance]
+    k = int(certain[0] if certain else order[0])  # the best one, a converged one among equals
     minima = [k]
     for i in order:
         if found.converged[i] and all(
@@ -108,7 +107,8 @@ def _search_on_a_sample(
     encoding: Encoding, table: pd.DataFrame, y: Array, w: Array, objective: Objective, rng: np.random.Generator
 ) -> tuple[Solution, Search, Array]:
     """The search on a random sample of rows; its optimum and two shaken copies are then polished on all rows."""
-    rows = np.sort(rng.choice(np.flatnonzero(w > 0), _SAMPLE_ROWS, replace=False))
+    seen = np.flatnonzero(w > 0)
+    rows = np.sort(rng.choice(seen, min(_SAMPLE_ROWS, len(seen)), replace=False))
     part = table.iloc[rows].reset_index(drop=True)
     small = encode(encoding.law, part)
     found, search, _ = find_optimum(small, part, y[rows], w[rows], objective, rng)

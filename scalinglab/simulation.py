@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from scalinglab.features import R0
 from scalinglab.laws import Law, law_from
 from scalinglab.runs import complete, declare_params
 from scalinglab.schema import ordered
+from scalinglab.tables import write_atomically
 
 Array = NDArray[np.float64]
 
@@ -282,8 +282,10 @@ def write_study(folder: str | Path, *, rng: int = 2026) -> Path:
         "sha256": hashlib.sha256(text.encode()).hexdigest(),
     }
     path = folder / "simulated_shapes.csv"
-    _write(path, text)
-    _write(folder / "simulated_shapes.meta.json", json.dumps(meta, indent=1, ensure_ascii=False) + "\n")
+    write_atomically(path, text.encode())
+    write_atomically(
+        folder / "simulated_shapes.meta.json", (json.dumps(meta, indent=1, ensure_ascii=False) + "\n").encode()
+    )
     return path
 
 
@@ -368,12 +370,6 @@ def _csv(table: pd.DataFrame) -> str:
         if column.dtype.kind == "f" and bool((column.notna() & (column % 1 == 0) & (column.abs() < 2**53)).all()):
             out[name] = column.astype("int64")
     return out.to_csv(index=False, float_format="%.10g", lineterminator="\n")
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8", newline="")
-    os.replace(temporary, path)
 
 
 def _main(arguments: Sequence[str]) -> int:

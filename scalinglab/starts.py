@@ -77,10 +77,10 @@ def _grid(encoding: Encoding) -> Array:
 def _is_power(encoding: Encoding, position: int) -> bool:
     """Whether the coefficient is the exponent of a falling power law (log loss term falls as a column grows)."""
     name = encoding.coordinates[position].split("[")[0]
-    terms, groups = encoding.law.structure
-    everything = terms + [t for g in groups for t in g.terms]
     return any(
-        c.name == name and c.sign < 0 and c.feature.startswith("log(") for t in everything for c in t.coefficients
+        c.name == name and c.sign < 0 and c.feature.startswith("log(")
+        for t in encoding.law.terms
+        for c in t.coefficients
     )
 
 

@@ -18,7 +18,8 @@ import pandas as pd
 
 from scalinglab.errors import ConfigError
 
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+_SIGNS = ("=", "+", "-", "@")
+_FORMULA_STARTS = (*_SIGNS, "\t", "\r", "\n")
 _SUFFIXES = (".csv", ".csv.gz", ".parquet")
 
 
@@ -76,16 +77,17 @@ def write_table(table: pd.DataFrame, path: str | Path) -> Path:
 
 
 def neutralised(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with text cells (and names) that start like a spreadsheet formula (= + - @ tab) made plain text."""
+    """The table with text cells (and names) that start like a spreadsheet formula made plain text."""
     out = table.copy()
     for column in out.columns:
         if not pd.api.types.is_numeric_dtype(out[column]) and not pd.api.types.is_bool_dtype(out[column]):
-            out[column] = out[column].map(_plain)
-    return out.rename(columns=lambda name: _plain(str(name)))
+            out[column] = out[column].map(plain_text)
+    return out.rename(columns=lambda name: plain_text(str(name)))
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, str) and value[:1] in _FORMULA_STARTS and value:
+def plain_text(value: Any) -> Any:
+    """The value, with an apostrophe before text that a spreadsheet would run as a formula; numbers as text are left alone."""
+    if isinstance(value, str) and (value.startswith(_FORMULA_STARTS) or value.lstrip().startswith(_SIGNS)):
         try:
             float(value)  # "-3" as text is a number, not a formula
         except ValueError:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from scalinglab.errors import ConfigError
 from scalinglab.report.style import styled
+from scalinglab.tables import write_atomically
 
 P = ParamSpec("P")
 
@@ -68,14 +69,7 @@ def save_figure(fig: Figure, path: str | os.PathLike[str]) -> Path:
         )
     if not target.parent.is_dir():
         raise ConfigError(f"{target}: the folder {target.parent} does not exist; create it first")
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=kind)
-    os.close(handle)
-    try:
-        with styled():
-            fig.savefig(temporary, format=kind[1:], metadata=_METADATA[kind])
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return target
+    drawn = io.BytesIO()
+    with styled():
+        fig.savefig(drawn, format=kind[1:], metadata=_METADATA[kind])
+    return write_atomically(target, drawn.getvalue())

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from scalinglab.errors import ConfigError, ScalinglabError
+from scalinglab.tables import plain_text
 
 if TYPE_CHECKING:
     from scalinglab.fitting import Fit
@@ -353,12 +354,7 @@ def _guard(value: Any) -> Any:
         return ""
     if _MINUS in value and _numeric(value):  # a rounded number: typographic minus is for print
         return value.replace(_MINUS, "-").replace("∞", "inf")
-    if value[:1] in ("=", "+", "-", "@", "\t", "\r", "\n") or value.lstrip()[:1] in ("=", "+", "-", "@"):
-        try:
-            float(value)
-        except ValueError:
-            return "'" + value
-    return value
+    return plain_text(value)
 
 
 _MD = str.maketrans({c: "\\" + c for c in "\\|`*_<>[]"})

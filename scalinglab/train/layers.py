@@ -2,6 +2,9 @@
 
 Axes in names: b sequence, t position, s depth slot, h query head, k key/value head, g query heads per key/value head,
 c channel of a head, d width, f feed-forward width. Sublayers take an input that is already normalised.
+
+Everything also runs *stacked*: K models of one shape at once, every parameter with a leading replica axis [K, ...] and
+every activation [K, b, t, ...]. `linear` and `spread` are all that has to know.
 """
 
 from __future__ import annotations
@@ -22,6 +25,21 @@ from scalinglab.train.roles import Location, tag
 Draw: TypeAlias = Callable[[nn.Parameter, float], None]  # fills a parameter with truncated normals of that std
 Gain: TypeAlias = Callable[[str], float]  # factor on the initial std by matrix: query key value output gate up down
 Rotary: TypeAlias = tuple[Tensor, Tensor] | None  # cosines and sines [t, c / 2]
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x W^T over the last axis for a weight [out, in]; for a stacked one [K, out, in] replica by replica."""
+    if weight.ndim == 2:
+        return functional.linear(x, weight)
+    flat_kmi = x.reshape(x.shape[0], -1, x.shape[-1])
+    return torch.bmm(flat_kmi, weight.transpose(1, 2)).view(*x.shape[:-1], weight.shape[1])
+
+
+def spread(param: Tensor, own: int, lead: int = 2) -> Tensor:
+    """A parameter with `own` axes, ready to broadcast: stacked, [K, own] becomes [K, 1 (`lead` times: b, t), own]."""
+    if param.ndim == own:
+        return param
+    return param.view(param.shape[0], *[1] * lead, *param.shape[1:])
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -57,7 +75,7 @@ class RMSNorm(nn.Module):
         nn.init.ones_(self.gain_d)
 
     def forward(self, x: Tensor) -> Tensor:
-        return normalize(x, self.eps) * self.gain_d
+        return normalize(x, self.eps) * spread(self.gain_d, 1)
 
 
 def rotary(length: int, head_dim: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,7 +134,7 @@ class Attention(nn.Module):
 
     def heads(self, x_btd: Tensor, matrix: Tensor) -> Tensor:
         """Project and split into heads: [b, heads, t, c]."""
-        return functional.linear(x_btd, matrix).unflatten(-1, (-1, self.head_dim)).transpose(-3, -2)
+        return linear(x_btd, matrix).unflatten(-1, (-1, self.head_dim)).transpose(-3, -2)
 
     def forward(self, x_btd: Tensor, positions: Rotary, depth: DepthCache | None = None) -> Tensor:
         q_bhtc = rotate(self.heads(x_btd, self.query_hd), positions)
@@ -130,10 +148,13 @@ class Attention(nn.Module):
                 k_bhtc, v_bhtc = (x.repeat_interleave(self.group, dim=-3) for x in (k_bktc, v_bktc))
             else:
                 k_bhtc, v_bhtc = k_bktc, v_bktc
-            y_bhtc = functional.scaled_dot_product_attention(q_bhtc, k_bhtc, v_bhtc, is_causal=True, scale=self.scale)
+            # Fused kernels take four axes: replicas and sequences are one batch.
+            q_nhtc, k_nhtc, v_nhtc = (x.flatten(0, -4) for x in (q_bhtc, k_bhtc, v_bhtc))
+            y_nhtc = functional.scaled_dot_product_attention(q_nhtc, k_nhtc, v_nhtc, is_causal=True, scale=self.scale)
+            y_bhtc = y_nhtc.view(q_bhtc.shape)
         if depth is not None:
             depth.add(plain_bktc, v_bktc)
-        return functional.linear(y_bhtc.transpose(-3, -2).flatten(-2), self.output_dh)
+        return linear(y_bhtc.transpose(-3, -2).flatten(-2), self.output_dh)
 
 
 def joint_attention(
@@ -196,14 +217,10 @@ class FeedForward(nn.Module):
                 draw(matrix, std * gain(name))
 
     def forward(self, x_btd: Tensor) -> Tensor:
-        up = functional.linear(x_btd, self.up_fd)
+        up = linear(x_btd, self.up_fd)
         # The exact GELU: its tanh approximation is several times slower on CPUs.
-        inner = (
-            functional.gelu(up)
-            if self.gate_fd is None
-            else functional.silu(functional.linear(x_btd, self.gate_fd)) * up
-        )
-        return functional.linear(inner, self.down_df)
+        inner = functional.gelu(up) if self.gate_fd is None else functional.silu(linear(x_btd, self.gate_fd)) * up
+        return linear(inner, self.down_df)
 
 
 def check_positions(shape: Shape, positions: str) -> None:

@@ -32,7 +32,9 @@ from scalinglab.train.layers import (
     Rotary,
     at_least_float32,
     check_positions,
+    linear,
     rotary,
+    spread,
 )
 from scalinglab.train.roles import retag, tag, tags
 
@@ -172,13 +174,18 @@ class Model(nn.Module):
 
     def loss(self, tokens_bt: Tensor, targets_bt: Tensor) -> Tensor:
         """Mean cross-entropy in nats per token, computed in float32 or better."""
+        return self.nats(tokens_bt, targets_bt).mean()
+
+    def nats(self, tokens_bt: Tensor, targets_bt: Tensor) -> Tensor:
+        """Cross-entropy of every target [b, t] in nats, in float32 or better; stacked, [K, b, t]."""
         logits_btv = at_least_float32(self(tokens_bt))
-        return functional.cross_entropy(logits_btv.flatten(0, -2), targets_bt.flatten())
+        nats_n = functional.cross_entropy(logits_btv.flatten(0, -2), targets_bt.flatten(), reduction="none")
+        return nats_n.view(targets_bt.shape)
 
     def logits(self, hidden_btd: Tensor) -> Tensor:
         """Final norm and readout of a state; the logit lens applies it to earlier states."""
         head_vd = self.embedding_vd if self.head_vd is None else self.head_vd
-        logits_btv = functional.linear(self.final_norm(hidden_btd), head_vd)
+        logits_btv = linear(self.final_norm(hidden_btd), head_vd)
         multiplier = self.config.readout_multiplier
         return logits_btv if multiplier == 1 else logits_btv * multiplier
 
@@ -239,9 +246,9 @@ class Model(nn.Module):
         length, shape = tokens_bt.shape[-1], self.config.shape
         if self.positions_td is not None and length > shape.context:
             raise ConfigError(f"{length} tokens are more than the {shape.context} learned positions of the Shape")
-        embedding_btd = functional.embedding(tokens_bt, self.embedding_vd)
+        embedding_btd = _look_up(tokens_bt, self.embedding_vd)
         if self.positions_td is not None:
-            embedding_btd = embedding_btd + self.positions_td[:length]
+            embedding_btd = embedding_btd + spread(self.positions_td[..., :length, :], 2, 1)
         if self.config.embedding_multiplier != 1:
             embedding_btd = embedding_btd * self.config.embedding_multiplier
         if self.positions_td is not None:
@@ -256,6 +263,14 @@ class Model(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         retag(self, self._tags)  # deepcopy and pickle drop attributes of parameters
+
+
+def _look_up(tokens_bt: Tensor, table_vd: Tensor) -> Tensor:
+    if table_vd.ndim == 2:
+        return functional.embedding(tokens_bt, table_vd)
+    replicas, vocab, width = table_vd.shape  # stacked: one long table, each replica with its own offset
+    offsets_k11 = torch.arange(replicas, device=tokens_bt.device).view(-1, 1, 1) * vocab
+    return functional.embedding(tokens_bt + offsets_k11, table_vd.reshape(-1, width))
 
 
 def _attend(attention: nn.Module, positions: Rotary, x: Tensor, depth: DepthCache | None = None) -> Tensor:

@@ -18,12 +18,11 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from scalinglab.arch_options import Options
 from scalinglab.shapes import Shape
 from scalinglab.train.archs.connector import Architecture, Connector, Stream
-from scalinglab.train.layers import Draw, at_least_float32, full_precision, inverse_rms
+from scalinglab.train.layers import Draw, at_least_float32, full_precision, inverse_rms, linear
 from scalinglab.train.roles import tag
 
 
@@ -44,8 +43,8 @@ class DepthMixer(nn.Module):
 
     def weights(self, sources_btsd: Tensor, inverse_bts: Tensor) -> Tensor:
         """Softmax over sources [b, t, s]; `inverse_bts` holds 1 / rms of each source."""
-        query_1d = (at_least_float32(self.query_d) * at_least_float32(self.key_gain_d)).unsqueeze(0)
-        logits = functional.linear(sources_btsd, query_1d.to(sources_btsd.dtype)).squeeze(-1) * inverse_bts
+        query_1d = (at_least_float32(self.query_d) * at_least_float32(self.key_gain_d)).unsqueeze(-2)
+        logits = linear(sources_btsd, query_1d.to(sources_btsd.dtype)).squeeze(-1) * inverse_bts
         return logits.softmax(-1)
 
 

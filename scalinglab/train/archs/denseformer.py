@@ -63,7 +63,13 @@ class DenseFormerStream(Stream):
             with full_precision(self.h):
                 states = at_least_float32(torch.stack([self.history[j] for j in sources]))
                 weights = self.connector.weights[str(block)].to(states.dtype)
-                self.h = torch.tensordot(weights, states, dims=1).to(self.h.dtype)
+                self.h = _average(weights, states).to(self.h.dtype)
+
+
+def _average(weights_s: Tensor, states_sbtd: Tensor) -> Tensor:
+    if weights_s.ndim == 1:
+        return torch.tensordot(weights_s, states_sbtd, dims=1)
+    return torch.einsum("ks,skbtd->kbtd", weights_s, states_sbtd)
 
 
 DENSEFORMER = Architecture("denseformer", DenseFormerConnector)

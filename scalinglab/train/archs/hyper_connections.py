@@ -17,12 +17,11 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from scalinglab.arch_options import HyperConnections
 from scalinglab.shapes import Shape
 from scalinglab.train.archs.connector import Architecture, Connector, Stream
-from scalinglab.train.layers import Draw, at_least_float32, full_precision, normalize
+from scalinglab.train.layers import Draw, at_least_float32, full_precision, linear, normalize, spread
 from scalinglab.train.roles import tag
 
 
@@ -56,17 +55,19 @@ class HyperWeights(nn.Module):
 
     def forward(self, H_btnd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Weights to read [.., n], mix [.., target, source] and write [.., n] the streams, in the dtype of the streams."""
-        read, mix, write = (p.to(H_btnd.dtype) for p in (self.read_n, self.mix_nn, self.write_n))
+        dtype = H_btnd.dtype
+        read, write = (spread(p.to(dtype), 1) for p in (self.read_n, self.write_n))
+        mix = spread(self.mix_nn.to(dtype), 2)
         if not self.options.dynamic:
-            return read, mix.T, write
-        weights = torch.cat([self.read_weight_1d, self.write_weight_1d, self.mix_weight_nd]).to(H_btnd.dtype)
-        dynamic = functional.linear(normalize(H_btnd, self.options.norm_eps), weights)
+            return read, mix.transpose(-2, -1), write
+        weights = torch.cat([self.read_weight_1d, self.write_weight_1d, self.mix_weight_nd], dim=-2).to(dtype)
+        dynamic = linear(normalize(H_btnd, self.options.norm_eps), weights)
         if self.options.tanh:
             dynamic = dynamic.tanh()
-        mix_scale, write_scale = self.mix_scale.to(H_btnd.dtype), self.write_scale.to(H_btnd.dtype)
+        mix_scale, write_scale = (spread(p.to(dtype), 1) for p in (self.mix_scale, self.write_scale))
         return (
             read + mix_scale * dynamic[..., 0],
-            (mix + mix_scale * dynamic[..., 2:]).transpose(-2, -1),
+            (mix + mix_scale.unsqueeze(-1) * dynamic[..., 2:]).transpose(-2, -1),
             write + write_scale * dynamic[..., 1],
         )
 

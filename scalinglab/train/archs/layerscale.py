@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from scalinglab.arch_options import LayerScale
 from scalinglab.shapes import Shape
 from scalinglab.train.archs.connector import Architecture, Branch, Connector, Stream
-from scalinglab.train.layers import Draw
+from scalinglab.train.layers import Draw, spread
 from scalinglab.train.roles import tag
 
 
@@ -39,7 +39,7 @@ class LayerScaleStream(Stream):
         self.connector = connector
 
     def apply(self, i: int, branch: Branch, x: Tensor) -> Tensor:
-        return branch(x) * self.connector.gammas[i]
+        return branch(x) * spread(self.connector.gammas[i], 1)
 
 
 LAYERSCALE = Architecture("layerscale", LayerScaleConnector)

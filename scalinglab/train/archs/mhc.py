@@ -16,13 +16,12 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from scalinglab import arch_options
 from scalinglab.shapes import Shape
 from scalinglab.train.archs.connector import Architecture, Connector, Stream
 from scalinglab.train.archs.hyper_connections import HyperStream, output_gain
-from scalinglab.train.layers import Draw, normalize
+from scalinglab.train.layers import Draw, linear, normalize, spread
 from scalinglab.train.roles import tag
 
 
@@ -70,12 +69,15 @@ class ConstrainedWeights(nn.Module):
     def forward(self, H_btnd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Weights to read [.., n], mix [.., target, source] and write [.., n] the streams, in the dtype of the streams."""
         n, dtype = self.options.streams, H_btnd.dtype
-        weights = torch.cat([self.read_weight, self.write_weight, self.mix_weight]).to(dtype)
-        projected = functional.linear(normalize(H_btnd.flatten(-2), self.norm_eps), weights)
+        weights = torch.cat([self.read_weight, self.write_weight, self.mix_weight], dim=-2).to(dtype)
+        projected = linear(normalize(H_btnd.flatten(-2), self.norm_eps), weights)
         read, write, mix = projected.split([n, n, n * n], dim=-1)
-        read = self.read_gate.to(dtype) * read + self.read_n.to(dtype)
-        write = self.write_gate.to(dtype) * write + self.write_n.to(dtype)
-        mix = self.mix_gate.to(dtype) * mix.unflatten(-1, (n, n)) + self.mix_nn.to(dtype)
+        read_gate, write_gate, mix_gate, read_n, write_n = (
+            spread(p.to(dtype), 1) for p in (self.read_gate, self.write_gate, self.mix_gate, self.read_n, self.write_n)
+        )
+        read = read_gate * read + read_n
+        write = write_gate * write + write_n
+        mix = mix_gate.unsqueeze(-1) * mix.unflatten(-1, (n, n)) + spread(self.mix_nn.to(dtype), 2)
         return read.sigmoid(), sinkhorn(mix, self.options.iterations), 2 * write.sigmoid()
 
 

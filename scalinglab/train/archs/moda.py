@@ -11,12 +11,11 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from scalinglab.arch_options import MoDA
 from scalinglab.shapes import Shape
 from scalinglab.train.archs.connector import Architecture, Branch, Connector, Stream
-from scalinglab.train.layers import DepthCache, Draw
+from scalinglab.train.layers import DepthCache, Draw, linear
 from scalinglab.train.roles import tag
 
 
@@ -35,8 +34,8 @@ class CacheProjection(nn.Module):
 
     def forward(self, x_btd: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
         """Key and value [b, k, t, c] of the cache's slot."""
-        key = functional.linear(x_btd, self.key_kd).unflatten(-1, (-1, head_dim))
-        value = functional.linear(x_btd, self.value_kd).unflatten(-1, (-1, head_dim))
+        key = linear(x_btd, self.key_kd).unflatten(-1, (-1, head_dim))
+        value = linear(x_btd, self.value_kd).unflatten(-1, (-1, head_dim))
         return key.transpose(-3, -2), value.transpose(-3, -2)
 
 

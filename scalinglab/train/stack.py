@@ -1,0 +1,177 @@
+"""K runs of one shape trained as one model: every parameter with a leading replica axis, one fused optimiser step for all.
+
+All parameters are views [K, *shape] of one buffer [K, P]; their gradients are gathered into its twin. A step of AdamW is then a few
+operations on two matrices: what differs by tensor (the parametrization) is a row [P], what differs by run (learning rate,
+decay, clipping) a column [K]. Rows never meet, so a run that diverges can't touch the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from scalinglab.config import RunConfig
+from scalinglab.errors import ConfigError
+from scalinglab.train.model import Model
+from scalinglab.train.roles import retag, tags
+from scalinglab.train.scaling import build, draw, groups
+
+_FREE = {"seed": 0, "lr": 1.0, "sweep": "", "match_group": ""}  # where the runs of a stack may differ: neutral values
+
+
+class Stack:
+    """K runs as one model and one optimiser.
+
+    Parameters
+    ----------
+    configs : sequence of RunConfig
+        Runs that differ in seed, lr, optimizer.weight_decay, optimizer.grad_clip and labels only.
+    device : str or torch.device
+
+    Attributes
+    ----------
+    model : Model
+        Takes tokens [K, b, t].
+    params, grads, moment1, moment2 : Tensor [K, P]
+    alive : Tensor of bool [K]
+        False once a loss or a gradient was not finite: such a run keeps the weights it had before that step.
+    step : int
+        Optimiser steps taken.
+
+    Raises
+    ------
+    ConfigError
+        The runs differ in something else.
+    """
+
+    def __init__(self, configs: Sequence[RunConfig], *, device: str | torch.device = "cpu") -> None:
+        check_stackable(configs)
+        self.configs, first = tuple(configs), configs[0]
+        self.model = build(first, device=device)
+        shapes = {name: param.shape for name, param in self.model.named_parameters()}
+        sizes = [shape.numel() for shape in shapes.values()]
+        first_param = next(self.model.parameters())
+        self.params = torch.empty(len(configs), sum(sizes), dtype=first_param.dtype, device=device)
+        self.grads, self.moment1, self.moment2 = (torch.zeros_like(self.params) for _ in range(3))
+        for row, config in zip(self.params, configs, strict=True):
+            draw(self.model, config)
+            torch.cat([p.detach().flatten() for p in self.model.parameters()], out=row)
+        self._set_rates(sizes)
+        self.views = _replace_parameters(self.model, shapes, self.params)
+        self.alive = torch.ones(len(configs), dtype=torch.bool, device=device)
+        self.step = 0
+
+    def backward(self, losses_k: Tensor) -> None:
+        """Gradients of every run's own loss [K] into `grads`."""
+        losses_k.sum().backward()
+        torch.cat([_taken(view).flatten(1) for view in self.views], dim=1, out=self.grads)
+
+    def update(self, losses_k: Tensor, scale: float) -> Tensor:
+        """One AdamW step from `grads`; returns their norms [K] before clipping.
+
+        Parameters
+        ----------
+        losses_k : Tensor [K]
+            Losses of this step; a run whose loss or gradient is not finite is frozen as it is.
+        scale : float
+            Share of the peak learning rate, in [0, 1]. Weight decay follows it.
+        """
+        with torch.no_grad():
+            norms_k = torch.linalg.vector_norm(self.grads, dim=1)
+            healthy_k = torch.isfinite(losses_k) & torch.isfinite(norms_k)
+            if not bool(healthy_k.all()):
+                self.alive &= healthy_k
+                self._freeze()
+            self.step += 1
+            self._adamw(norms_k, scale)
+        return norms_k
+
+    def weights(self, replica: int) -> dict[str, Tensor]:
+        """State dict of one run, on the CPU; it loads into the model that `scaling.build` makes."""
+        return {name: p[replica].detach().cpu().clone() for name, p in self.model.named_parameters()}
+
+    def state(self) -> dict[str, Tensor | int]:
+        """All that continues the training exactly, but for the data."""
+        return {
+            "params": self.params, "moment1": self.moment1, "moment2": self.moment2, "alive": self.alive, "step": self.step
+        }  # fmt: skip
+
+    def load_state(self, state: dict[str, Tensor | int]) -> None:
+        """Go on from a `state` of the same stack."""
+        for name in ("params", "moment1", "moment2", "alive"):
+            getattr(self, name).copy_(state[name])
+        self.step = int(state["step"])
+        self._freeze()
+
+    def _set_rates(self, sizes: list[int]) -> None:
+        """Peak learning rate and decay per step [K, P], epsilon [1, P]: products of rows and columns, made once."""
+        lr, decay, eps = (torch.empty_like(self.params[0], dtype=torch.float64) for _ in range(3))
+        self.lr_kp, self.decay_kp = torch.empty_like(self.params), torch.empty_like(self.params)
+        for k, config in enumerate(self.configs):
+            at = 0
+            for group, size in zip(groups(self.model, config), sizes, strict=True):
+                here = slice(at, at + size)
+                lr[here], eps[here], decay[here] = group.lr, group.eps, group.lr * group.weight_decay
+                at += size
+            self.lr_kp[k], self.decay_kp[k] = lr, decay
+        self.eps_1p = eps.to(self.params.dtype).unsqueeze(0)
+        clips = [config.optimizer.grad_clip for config in self.configs]
+        self.clip_k = torch.tensor(clips, dtype=self.params.dtype, device=self.params.device)
+
+    def _freeze(self) -> None:
+        dead_k = ~self.alive
+        for tensor in (self.grads, self.lr_kp, self.decay_kp):
+            tensor[dead_k] = 0.0
+
+    def _adamw(self, norms_k: Tensor, scale: float) -> None:
+        beta1, beta2 = self.configs[0].optimizer.beta1, self.configs[0].optimizer.beta2
+        factor_k = (self.clip_k / (norms_k + 1e-6)).clamp_(max=1.0)
+        self.grads.mul_(factor_k.where(self.alive, 0.0).unsqueeze(1))
+        self.params.addcmul_(self.params, self.decay_kp, value=-scale)
+        self.moment1.lerp_(self.grads, 1 - beta1)
+        self.moment2.mul_(beta2).addcmul_(self.grads, self.grads, value=1 - beta2)
+        step_kp = self.moment2.sqrt().div_((1 - beta2**self.step) ** 0.5).add_(self.eps_1p)
+        torch.div(self.moment1, step_kp, out=step_kp)
+        self.params.addcmul_(step_kp, self.lr_kp, value=-scale / (1 - beta1**self.step))
+
+
+def check_stackable(configs: Sequence[RunConfig]) -> None:
+    """Raise ConfigError unless the runs can be trained as one model."""
+    if not configs:
+        raise ConfigError("a stack needs at least one run")
+    first = stack_key(configs[0])
+    for config in configs[1:]:
+        if (other := stack_key(config)) != first:
+            field = next(f for f in first.__struct_fields__ if getattr(first, f) != getattr(other, f))
+            raise ConfigError(
+                f"runs {configs[0].run_id} and {config.run_id} differ in {field}; a stack's runs may differ in seed, lr, "
+                "weight decay and clipping only"
+            )
+
+
+def stack_key(config: RunConfig) -> RunConfig:
+    """The run without what may differ in a stack: runs with equal keys can be stacked."""
+    optimizer = msgspec.structs.replace(config.optimizer, weight_decay=0.0, grad_clip=1.0)
+    return msgspec.structs.replace(config, optimizer=optimizer, **_FREE)
+
+
+def _replace_parameters(model: Model, shapes: dict[str, torch.Size], params_kp: Tensor) -> list[nn.Parameter]:
+    """Put views [K, *shape] of the buffer in the place of a model's parameters, and return them in their order."""
+    known, at, views = tags(model), 0, []
+    for name, shape in shapes.items():
+        view = nn.Parameter(params_kp[:, at : at + shape.numel()].view(len(params_kp), *shape))
+        owner, _, leaf = name.rpartition(".")
+        model.get_submodule(owner)._parameters[leaf] = view
+        views.append(view)
+        at += shape.numel()
+    retag(model, known)
+    return views
+
+
+def _taken(view: nn.Parameter) -> Tensor:
+    """The gradient, which the next step will make anew; zero for a tensor that took no part."""
+    grad, view.grad = view.grad, None
+    return torch.zeros_like(view) if grad is None else grad

@@ -98,21 +98,29 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def __post_init__(self) -> None:
         for name in ("beta1", "beta2"):
             _within(f"optimizer.{name}", getattr(self, name), 0, 1, open_right=True)
-        _at_least("optimizer.eps", self.eps, 0)
+        if not self.eps > 0:
+            raise ConfigError(f"optimizer.eps={self.eps} must be positive: entries without a gradient would be 0/0")
         _at_least("optimizer.weight_decay", self.weight_decay, 0)
         if not self.grad_clip > 0:
             raise ConfigError(f"optimizer.grad_clip={self.grad_clip} must be positive (inf to clip nothing)")
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Learning rate over time: linear warmup from 0, then the kind; all as shares of the steps or of the peak."""
+    """Learning rate over time: linear warmup from 0, then the kind; all as shares of the steps or of the peak.
 
-    kind: Literal["cosine", "wsd", "constant"] = "cosine"
+    `warmup_tokens`, where given, replaces the share `warmup`. With it and kind "wsd", runs that differ in tokens alone have
+    the same trunk: a shorter one is a branch of a longer one, and the trunk is trained once.
+    """
+
+    kind: Literal["cosine", "wsd", "linear", "constant"] = "cosine"
     warmup: float = 0.1
     final: float = 0.1
     decay: float = 0.2  # of the steps, wsd only
+    warmup_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        if self.warmup_tokens is not None:
+            _at_least("schedule.warmup_tokens", self.warmup_tokens, 0)
         for name in ("warmup", "final", "decay"):
             _within(f"schedule.{name}", getattr(self, name), 0, 1)
 

@@ -178,4 +178,3 @@ def test_a_forward_multiplier_that_cannot_be_applied():
     )
     with pytest.raises(ConfigError, match=r"forward multiplier 0.5 for matrix.branch"):
         build(config)
-        groups(build(config), config)

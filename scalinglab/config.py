@@ -178,7 +178,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     seed: int = 0
     batch: int = 8
     init_std: float = 0.02
-    norm_eps: float = 1e-6
+    norm_eps: float = 1e-8  # mixes of attention residuals start so small that 1e-6 would change them
     positions: Literal["rope", "learned"] = "rope"
     rope_theta: float = 1e4
     precision: Literal["fp32", "fp64", "bf16"] = "fp32"

@@ -55,12 +55,12 @@ def test_defaults_are_held_fast():
     every = {f: getattr(run(), f) for f in RunConfig.__struct_fields__ if f not in RUN}
     assert every == {
         "corpus_options": {}, "architecture": "pre_ln", "options": {}, "parametrization": "sp", "perturb": {}, "base": None,
-        "seed": 0, "batch": 8, "init_std": 0.02, "norm_eps": 1e-6, "positions": "rope", "rope_theta": 1e4,
+        "seed": 0, "batch": 8, "init_std": 0.02, "norm_eps": 1e-8, "positions": "rope", "rope_theta": 1e4,
         "precision": "fp32", "optimizer": every["optimizer"], "schedule": every["schedule"],
         "evaluation": every["evaluation"], "sweep": "", "match_group": "",
     }  # fmt: skip
     assert msgspec.structs.astuple(every["optimizer"]) == (0.9, 0.95, 1e-12, 2e-4, "independent", 1.0)
-    assert msgspec.structs.astuple(every["schedule"]) == ("cosine", 0.1, 0.1, 0.2)
+    assert msgspec.structs.astuple(every["schedule"]) == ("cosine", 0.1, 0.1, 0.2, None)
     assert msgspec.structs.astuple(every["evaluation"]) == (256, 0)
 
 

@@ -178,7 +178,7 @@ class _Run:
         while stack.step < steps and bool(stack.alive.any()):
             if stack.step == self._branch() and not self._trunk(stack.step).exists():
                 self._save_trunk()
-            losses_k, norms_k = self._step(*next(batches))
+            norms_k = self._step(*next(batches))
             step = stack.step
             if is_logged(step) or step == steps:
                 losses = self._log(step, norms_k)
@@ -198,7 +198,7 @@ class _Run:
                 raise Stopped(f"stopped at step {step} of {steps}; the same call goes on from there")
         return self._finish()
 
-    def _step(self, tokens_kbt: Tensor, targets_kbt: Tensor) -> tuple[Tensor, Tensor]:
+    def _step(self, tokens_kbt: Tensor, targets_kbt: Tensor) -> Tensor:
         stack = self.stack
         with self._autocast():
             losses_k = stack.model.nats(tokens_kbt, targets_kbt).mean((1, 2))
@@ -211,7 +211,7 @@ class _Run:
             if alive:
                 self.since[k] += loss
                 self.last_finite[k] = loss
-        return losses_k, norms_k
+        return norms_k
 
     def _log(self, step: int, norms_k: Tensor) -> tuple[float, ...]:
         means = tuple(total / self.counted for total in self.since)

@@ -42,6 +42,13 @@ def spread(param: Tensor, own: int, lead: int = 2) -> Tensor:
     return param.view(param.shape[0], *[1] * lead, *param.shape[1:])
 
 
+def mix(weights: Tensor, sources: Tensor) -> Tensor:
+    """Weighted sums over few sources, token by token: [.., m, s] times [.., s, d] -> [.., m, d]."""
+    if weights.shape[-2] == 1:  # broadcasting is faster than one tiny product per token
+        return (weights.transpose(-2, -1) * sources).sum(-2, keepdim=True)
+    return weights @ sources
+
+
 def at_least_float32(x: Tensor) -> Tensor:
     """Float32 for half precision, unchanged otherwise."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

@@ -14,7 +14,7 @@ current block is one more source; size = 1 is Full, by the same code.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from scalinglab.arch_options import Options
 from scalinglab.shapes import Shape
 from scalinglab.train.archs.connector import Architecture, Connector, Stream
-from scalinglab.train.layers import Draw, at_least_float32, full_precision, inverse_rms, linear
+from scalinglab.train.layers import Draw, at_least_float32, full_precision, inverse_rms, linear, mix
 from scalinglab.train.roles import tag
 
 
@@ -93,6 +93,19 @@ class AttnResStream(Stream):
     def state(self, i: int) -> Tensor:
         return self.read(i)
 
+    def lens(self, i: int) -> Tensor:
+        return self.read(i)
+
+    def restore(self, i: int, state: Tensor) -> None:
+        raise NotImplementedError(
+            "what a sublayer reads is a mix of earlier outputs, which the next one doesn't build on"
+        )
+
+    def unfold(self, i: int, memory: Any) -> tuple[Tensor, Any]:
+        source_of = [0] + [1 + j // self.connector.size for j in range(i)]  # outputs of one block share its weight
+        weights_bts = self.mixing_weights(i) if i else self.inverse[0].new_ones(1, 1, 1)
+        return weights_bts[..., source_of], None
+
     def mixing_weights(self, i: int) -> Tensor:
         """Softmax weights [b, t, s] with which sublayer i (2L: the final norm) reads the sources, for probes."""
         weights, _ = self._weigh(i)
@@ -108,7 +121,7 @@ class AttnResStream(Stream):
     def _mix(self, i: int) -> Tensor:
         weights_bts, sources_btsd = self._weigh(i)
         with full_precision(sources_btsd):
-            mixed = (weights_bts.unsqueeze(-2) @ sources_btsd).squeeze(-2)
+            mixed = mix(weights_bts.unsqueeze(-2), sources_btsd).squeeze(-2)
         return mixed.to(self.sources[0].dtype)
 
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from scalinglab.arch_options import Options
@@ -29,6 +30,8 @@ class Branch(Protocol):
 
 class Stream:
     """The plain residual stream h + y."""
+
+    factors_travel = False  # whether fixed factors of `apply` go with a block's weights when probes exchange blocks
 
     def __init__(self, embedding: Tensor) -> None:
         self.h = embedding
@@ -56,6 +59,25 @@ class Stream:
         """Depth state before sublayer i (2L: the last), as depth probes define it for this topology."""
         return self.h
 
+    def lens(self, i: int) -> Tensor:
+        """The depth state before sublayer i as the readout would see it, [.., d]."""
+        return self.finish()
+
+    def restore(self, i: int, state: Tensor) -> None:
+        """Put a depth state in place of `state(i)`, for probes that differentiate by it.
+
+        A topology whose state isn't a function of it alone raises NotImplementedError with the reason.
+        """
+        self.h = state
+
+    def unfold(self, i: int, memory: Any) -> tuple[Tensor, Any]:
+        """Coefficients [.., 1 + i] of the embedding and of outputs 0 .. i - 1 in `read(i)` (2L: in `finish`).
+
+        Called in order before each sublayer. `memory` is what the previous call returned beside them, None at first. A
+        topology with norms on the stream has no such coefficients and raises NotImplementedError with the reason.
+        """
+        return torch.ones(1 + i, dtype=self.h.dtype, device=self.h.device), None
+
 
 class Connector(nn.Module):
     """Pre-LN: no parameters, a norm in front of each sublayer."""
@@ -76,6 +98,20 @@ class Connector(nn.Module):
         """Which distinct block serves as `block`: itself unless weights are shared."""
         return block
 
+    def travelling(self, block: int) -> dict[str, nn.Parameter]:
+        """Own parameters that go along when probes exchange two blocks, under names that match between blocks.
+
+        They are the two entries of the block in every list with one entry per sublayer; what belongs to a place stays.
+        """
+        lists = [(n, c) for n, c in self.named_children() if isinstance(c, (nn.ModuleList, nn.ParameterList))]
+        return {
+            f"{name}.{inside}.{rest}": param
+            for name, entries in lists
+            if len(entries) == 2 * self.depth
+            for inside in range(2)
+            for rest, param in named(entries[2 * block + inside])
+        }
+
     def init_gain(self, matrix: str) -> float:
         """Factor on the initial std of query, key, value, output, gate, up or down."""
         return 1.0
@@ -85,6 +121,11 @@ class Connector(nn.Module):
 
         It runs after the backbone has drawn, so that one seed gives the same backbone to every topology.
         """
+
+
+def named(entry: nn.Module | nn.Parameter) -> list[tuple[str, nn.Parameter]]:
+    """Parameters of a list's entry with their names."""
+    return [("", entry)] if isinstance(entry, nn.Parameter) else list(entry.named_parameters())
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ key keep theirs. Norm gains act on the stream itself, so they are tagged trunk.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from scalinglab.arch_options import DeepNorm
@@ -43,6 +45,9 @@ class PostNormStream(Stream):
 
     def write(self, i: int, y: Tensor) -> None:
         self.h = self.connector.post_norms[i](self.connector.alpha * self.h + y)
+
+    def unfold(self, i: int, memory: Any) -> tuple[Tensor, Any]:
+        raise NotImplementedError("a norm stands on the stream, so what a sublayer reads is no weighted sum of outputs")
 
 
 def deepnorm(shape: Shape, options: DeepNorm, norm_eps: float) -> Connector:

@@ -5,8 +5,11 @@ Weights are scalars, the same for all tokens, one-hot on the newest state at ini
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from scalinglab.arch_options import DenseFormer
 from scalinglab.shapes import Shape
@@ -52,6 +55,21 @@ class DenseFormerStream(Stream):
 
     def skip(self, i: int) -> None:
         self._close(i)
+
+    def unfold(self, i: int, memory: Any) -> tuple[Tensor, Any]:
+        # Coefficients of the embedding and of the block outputs so far, and behind them those of the stream itself.
+        *past, latest = memory or [self.h.new_ones(1)]
+        if i:
+            latest = torch.cat([latest, latest.new_ones(1)])  # sublayer i - 1 has been added
+        block, inside = divmod(i, 2)
+        if not inside:
+            past.append(latest)
+            sources = self.connector.sources[block - 1] if i else []
+            if sources:
+                weights = self.connector.weights[str(block - 1)]
+                padded = [functional.pad(past[j], (0, 1 + i - len(past[j]))) for j in sources]
+                latest = torch.tensordot(weights.to(latest.dtype), torch.stack(padded), dims=1)
+        return latest, [*past, latest]
 
     def _close(self, i: int) -> None:
         block, inside = divmod(i, 2)

@@ -13,7 +13,7 @@ mixing are computed in float32 or better.
 from __future__ import annotations
 
 import math
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from scalinglab.arch_options import HyperConnections
 from scalinglab.shapes import Shape
 from scalinglab.train.archs.connector import Architecture, Connector, Stream
-from scalinglab.train.layers import Draw, at_least_float32, full_precision, linear, normalize, spread
+from scalinglab.train.layers import Draw, at_least_float32, full_precision, linear, mix, normalize, spread
 from scalinglab.train.roles import tag
 
 
@@ -57,9 +57,9 @@ class HyperWeights(nn.Module):
         """Weights to read [.., n], mix [.., target, source] and write [.., n] the streams, in the dtype of the streams."""
         dtype = H_btnd.dtype
         read, write = (spread(p.to(dtype), 1) for p in (self.read_n, self.write_n))
-        mix = spread(self.mix_nn.to(dtype), 2)
+        mixing = spread(self.mix_nn.to(dtype), 2)
         if not self.options.dynamic:
-            return read, mix.transpose(-2, -1), write
+            return read, mixing.transpose(-2, -1), write
         weights = torch.cat([self.read_weight_1d, self.write_weight_1d, self.mix_weight_nd], dim=-2).to(dtype)
         dynamic = linear(normalize(H_btnd, self.options.norm_eps), weights)
         if self.options.tanh:
@@ -67,7 +67,7 @@ class HyperWeights(nn.Module):
         mix_scale, write_scale = (spread(p.to(dtype), 1) for p in (self.mix_scale, self.write_scale))
         return (
             read + mix_scale * dynamic[..., 0],
-            (mix + mix_scale.unsqueeze(-1) * dynamic[..., 2:]).transpose(-2, -1),
+            (mixing + mix_scale.unsqueeze(-1) * dynamic[..., 2:]).transpose(-2, -1),
             write + write_scale * dynamic[..., 1],
         )
 
@@ -96,33 +96,52 @@ class HyperStream(Stream):
     def __init__(self, sublayers: nn.ModuleList, embedding: Tensor, *, streams: int, readout: str) -> None:
         super().__init__(embedding.unsqueeze(-2).expand(*embedding.shape[:-1], streams, -1))
         self.sublayers, self.readout = sublayers, readout
-        self.coefficients: tuple[Tensor, Tensor] | None = None
+        self.coefficients: tuple[Tensor, Tensor, Tensor] | None = None  # to read, mix and write in the open sublayer
+        self.mixed: Tensor | None = None
 
     def read(self, i: int) -> Tensor:
         with full_precision(self.h):
             H = at_least_float32(self.h)
-            read, mix, write = self.sublayers[i](H)
-            self.coefficients = mix, write
-            return (read.unsqueeze(-2) @ H).squeeze(-2).to(self.h.dtype)
+            read, mixing, write = self.coefficients = self.sublayers[i](H)
+            # One product for both: its first row is what the sublayer reads, the others are the streams without its output.
+            rows = torch.cat([read.unsqueeze(-2), mixing], dim=-2)
+            x, self.mixed = mix(rows, H).split([1, H.shape[-2]], dim=-2)
+            return x.squeeze(-2).to(self.h.dtype)
 
     def write(self, i: int, y: Tensor) -> None:
-        if self.coefficients is None:
+        if self.coefficients is None or self.mixed is None:
             raise RuntimeError(f"sublayer {i} is written before it is read")
-        self.h = update_streams(self.h, *self.coefficients, y)
-        self.coefficients = None
+        with full_precision(self.h):
+            *_, write = self.coefficients
+            new = self.mixed + write.unsqueeze(-1) * at_least_float32(y).unsqueeze(-2)
+        self.h, self.coefficients, self.mixed = new.to(self.h.dtype), None, None
 
     def finish(self) -> Tensor:
         return merge_streams(self.h, self.readout)
 
+    def restore(self, i: int, state: Tensor) -> None:
+        self.h = state.unflatten(-1, self.h.shape[-2:])
+
+    def weigh(self, i: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Weights with which sublayer i reads [.., n], mixes [.., target, source] and writes [.., n], for probes."""
+        with full_precision(self.h):
+            read, mixing, write = self.sublayers[i](at_least_float32(self.h))
+            return read, mixing, write
+
+    def unfold(self, i: int, memory: Any) -> tuple[Tensor, Any]:
+        n = self.h.shape[-2]
+        if memory is None:
+            memory = at_least_float32(self.h).new_ones(1, 1, n, 1)  # [b, t, n, source]: every stream is the embedding
+        if i == len(self.sublayers):
+            return memory.sum(-2) / (1 if self.readout == "sum" else n), memory
+        read, mixing, write = self.weigh(i)
+        kept, new = mixing @ memory, write.unsqueeze(-1)
+        lead = torch.broadcast_shapes(kept.shape[:-1], new.shape[:-1])
+        unfolded = torch.cat([kept.expand(*lead, -1), new.expand(*lead, -1)], dim=-1)
+        return (read.unsqueeze(-2) @ memory).squeeze(-2), unfolded
+
     def state(self, i: int) -> Tensor:
         return self.h.flatten(-2)
-
-
-def update_streams(H: Tensor, mix: Tensor, write: Tensor, y: Tensor) -> Tensor:
-    """mix H + write y^T in float32 or better; mix is [.., target, source]."""
-    with full_precision(H):
-        new = mix @ at_least_float32(H) + write.unsqueeze(-1) * at_least_float32(y).unsqueeze(-2)
-    return new.to(H.dtype)
 
 
 def merge_streams(H: Tensor, readout: str) -> Tensor:

@@ -7,6 +7,8 @@ others'; that is the design, Adam rescales it.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from scalinglab.arch_options import Keel
@@ -26,6 +28,10 @@ class KeelConnector(Connector):
     def start(self, embedding: Tensor) -> Stream:
         return KeelStream(self, embedding)
 
+    def travelling(self, block: int) -> dict[str, nn.Parameter]:
+        norms = {f"{i % 2}": self.post_norms[i - 1] for i in (2 * block, 2 * block + 1) if i > 0}
+        return {f"{inside}.{name}": p for inside, norm in norms.items() for name, p in norm.named_parameters()}
+
 
 class KeelStream(Stream):
     """A stream of rms one (at unit gain) from the second sublayer on."""
@@ -40,6 +46,9 @@ class KeelStream(Stream):
         else:
             alpha = self.connector.alpha if i > 1 else 1.0
             self.h = self.connector.post_norms[i - 1](alpha * self.h + y)
+
+    def unfold(self, i: int, memory: Any) -> tuple[Tensor, Any]:
+        raise NotImplementedError("a norm stands on the stream, so what a sublayer reads is no weighted sum of outputs")
 
 
 KEEL = Architecture("keel", KeelConnector)

@@ -25,6 +25,8 @@ class LNSConnector(Connector):
 class LNSStream(Stream):
     """Plain sum; inputs of sublayers are scaled behind their norm."""
 
+    factors_travel = True  # when probes exchange blocks, the factor goes with the weights that were trained behind it
+
     def apply(self, i: int, branch: Branch, x: Tensor) -> Tensor:
         return branch(x * factor(i))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -27,6 +28,10 @@ class MixLNConnector(Connector):
     def start(self, embedding: Tensor) -> Stream:
         return MixLNStream(self, embedding)
 
+    def travelling(self, block: int) -> dict[str, nn.Parameter]:
+        norms = self.post_norms[2 * block : 2 * block + 2]  # none above the Post-LN blocks
+        return {f"{inside}.{name}": p for inside, norm in enumerate(norms) for name, p in norm.named_parameters()}
+
 
 class MixLNStream(Stream):
     """Normalised behind lower sublayers, a plain sum above."""
@@ -39,6 +44,9 @@ class MixLNStream(Stream):
         self.h = self.h + y
         if i < len(self.post_norms):
             self.h = self.post_norms[i](self.h)
+
+    def unfold(self, i: int, memory: Any) -> tuple[Tensor, Any]:
+        raise NotImplementedError("a norm stands on the stream, so what a sublayer reads is no weighted sum of outputs")
 
 
 MIX_LN = Architecture("mix_ln", MixLNConnector)

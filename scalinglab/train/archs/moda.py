@@ -56,6 +56,9 @@ class MoDAConnector(Connector):
     def start(self, embedding: Tensor) -> Stream:
         return MoDAStream(self, embedding)
 
+    def travelling(self, block: int) -> dict[str, nn.Parameter]:
+        return dict(self.projections[block].named_parameters()) if block < len(self.projections) else {}
+
 
 class MoDAStream(Stream):
     """Plain sum, and the depth cache; a skipped sublayer leaves no slot."""

@@ -17,7 +17,7 @@ import torch
 
 from scalinglab.config import Evaluation, Optimizer, RunConfig, Schedule, ShapeSpec
 from scalinglab.errors import ConfigError, ScalinglabWarning
-from scalinglab.train import checkpoints
+from scalinglab.train import checkpoints, fused
 from scalinglab.train.loop import Stopped, stack_id, train
 from scalinglab.train.runlog import RunLog, is_logged
 from scalinglab.train.scaling import build
@@ -327,3 +327,25 @@ def test_a_text_shorter_than_the_context(tmp_path):
     run = with_(corpus="text", corpus_options={"path": str(tmp_path / "short.txt")})
     with pytest.raises(ConfigError, match="too few for a context of 32"):
         train([run], tmp_path)
+
+
+# -------------------------------------------------------------------------------------------------------------- backends
+
+
+def test_native_kernels_train_the_same_run(tmp_path):
+    if (reason := fused.available()) is not None:
+        pytest.skip(f"native kernels: {reason}")
+    summaries = {b: train([CONFIG], tmp_path / b, backend=b)[0] for b in ("torch", "native")}
+    assert [s["backend"] for s in summaries.values()] == ["torch", "native"]
+    assert summaries["native"]["loss"] == pytest.approx(summaries["torch"]["loss"], abs=1e-4)
+    assert summaries["native"]["weights_sha256"] != summaries["torch"]["weights_sha256"]
+
+
+def test_native_where_it_cannot_run(tmp_path, monkeypatch):
+    with pytest.raises(
+        ConfigError, match="backend='native' can't run here: the native kernels compute in fp32, not in fp64"
+    ):
+        train([with_(precision="fp64")], tmp_path, backend="native")
+    monkeypatch.setattr(fused, "available", lambda: "no C++ compiler")
+    with pytest.warns(ScalinglabWarning, match="torch instead of the faster native kernels: no C\\+\\+ compiler"):
+        assert train([CONFIG], tmp_path)[0]["backend"] == "torch"

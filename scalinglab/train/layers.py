@@ -69,7 +69,13 @@ def inverse_rms(x: Tensor, eps: float) -> Tensor:
     return torch.rsqrt(at_least_float32(x).square().mean(-1) + eps)
 
 
-class RMSNorm(nn.Module):
+class Sublayer(nn.Module):
+    """A module that fused kernels can run instead of torch, on stacked tensors; see `scalinglab.train.fused`."""
+
+    kernels: Any = None
+
+
+class RMSNorm(Sublayer):
     """gain * x / sqrt(mean(x²) + eps), statistics in float32 or better."""
 
     def __init__(self, width: int, eps: float, location: Location) -> None:
@@ -82,6 +88,9 @@ class RMSNorm(nn.Module):
         nn.init.ones_(self.gain_d)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.kernels is not None:
+            y: Tensor = self.kernels.norm(x, self.gain_d, self.eps)
+            return y
         return normalize(x, self.eps) * spread(self.gain_d, 1)
 
 
@@ -118,7 +127,7 @@ class DepthCache:
             self.values.append(values)
 
 
-class Attention(nn.Module):
+class Attention(Sublayer):
     """Causal self-attention with grouped keys and values, without biases."""
 
     def __init__(self, shape: Shape, scale: float | None) -> None:
@@ -144,6 +153,12 @@ class Attention(nn.Module):
         return linear(x_btd, matrix).unflatten(-1, (-1, self.head_dim)).transpose(-3, -2)
 
     def forward(self, x_btd: Tensor, positions: Rotary, depth: DepthCache | None = None) -> Tensor:
+        if self.kernels is not None and depth is None:
+            weights = (self.query_hd, self.key_kd, self.value_kd, self.output_dh)
+            y_btd: Tensor = self.kernels.attention(
+                x_btd, *weights, head_dim=self.head_dim, scale=self.scale, positions=positions
+            )
+            return y_btd
         q_bhtc = rotate(self.heads(x_btd, self.query_hd), positions)
         plain_bktc, v_bktc = self.heads(x_btd, self.key_kd), self.heads(x_btd, self.value_kd)
         k_bktc = rotate(plain_bktc, positions)
@@ -206,7 +221,7 @@ def joint_attention(
     return mixed.flatten(-4, -3)
 
 
-class FeedForward(nn.Module):
+class FeedForward(Sublayer):
     """SwiGLU, down(silu(gate x) * up x), or GELU, down(gelu(up x)); without biases."""
 
     def __init__(self, shape: Shape) -> None:
@@ -224,6 +239,9 @@ class FeedForward(nn.Module):
                 draw(matrix, std * gain(name))
 
     def forward(self, x_btd: Tensor) -> Tensor:
+        if self.kernels is not None:
+            y_btd: Tensor = self.kernels.feed_forward(x_btd, self.gate_fd, self.up_fd, self.down_df)
+            return y_btd
         up = linear(x_btd, self.up_fd)
         # The exact GELU: its tanh approximation is several times slower on CPUs.
         inner = functional.gelu(up) if self.gate_fd is None else functional.silu(linear(x_btd, self.gate_fd)) * up

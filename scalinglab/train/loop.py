@@ -16,6 +16,7 @@ import platform
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,9 +28,9 @@ import torch
 from torch import Tensor
 
 from scalinglab.config import RunConfig
-from scalinglab.errors import ConfigError
+from scalinglab.errors import ConfigError, ScalinglabWarning
 from scalinglab.tables import write_atomically
-from scalinglab.train import checkpoints
+from scalinglab.train import checkpoints, fused
 from scalinglab.train.corpora import Corpus, Evaluation, open_corpus, training_stream
 from scalinglab.train.evaluating import Score, evaluate
 from scalinglab.train.runlog import RunLog, is_logged
@@ -154,7 +155,7 @@ class _Run:
             )
         self.held_out: Evaluation = self.corpus.evaluation(first.evaluation.sequences, first.shape.context)  # type: ignore[attr-defined]
         self.stack = Stack(self.configs, device=self.device)
-        self.backend = self.stack.model.use(backend)
+        self.backend = _choose_kernels(self.stack, first, backend)
         self.logs: list[RunLog] = []
         if self.team.leads:
             for config in self.configs:
@@ -366,6 +367,40 @@ class _Run:
         if self.configs[0].precision != "bf16":
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+
+def _choose_kernels(stack: Stack, config: RunConfig, backend: Backend) -> str:
+    """Switch a stack to the native kernels where that is asked for and possible; returns what runs it.
+
+    Warns
+    -----
+    ScalinglabWarning
+        With "auto", where only the machine stands in the way.
+    """
+    if backend == "torch":
+        return "torch"
+    if backend not in ("auto", "native"):
+        raise ConfigError(f"backend={backend!r} is unknown; choose auto, torch or native")
+    unfit = _unfit(stack, config)
+    reason = unfit or fused.available()
+    if reason is None:
+        stack.model.use(fused.load())
+        return "native"
+    if backend == "native":
+        raise ConfigError(f"backend='native' can't run here: {reason}")
+    if not unfit:
+        warnings.warn(
+            f"training with torch instead of the faster native kernels: {reason}", ScalinglabWarning, stacklevel=2
+        )
+    return "torch"
+
+
+def _unfit(stack: Stack, config: RunConfig) -> str | None:
+    """Why these runs are not for the native kernels on any machine."""
+    if config.precision != "fp32":
+        return f"the native kernels compute in fp32, not in {config.precision}"
+    device = stack.params.device
+    return f"the native kernels run on the CPU, not on {device}" if device.type != "cpu" else None
 
 
 def _device(name: str) -> torch.device:

@@ -30,6 +30,7 @@ from scalinglab.train.layers import (
     FeedForward,
     RMSNorm,
     Rotary,
+    Sublayer,
     at_least_float32,
     check_positions,
     linear,
@@ -141,6 +142,8 @@ class Model(nn.Module):
     config : ModelConfig
     """
 
+    kernels: Any = None
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config, shape = config, config.shape
@@ -178,14 +181,17 @@ class Model(nn.Module):
 
     def nats(self, tokens_bt: Tensor, targets_bt: Tensor) -> Tensor:
         """Cross-entropy of every target [b, t] in nats, in float32 or better; stacked, [K, b, t]."""
+        if self.kernels is not None:
+            normed, head_vd = self.final_norm(self.hidden(tokens_bt)), self._head()
+            nats_bt: Tensor = self.kernels.head_loss(normed, head_vd, targets_bt, self.config.readout_multiplier)
+            return nats_bt
         logits_btv = at_least_float32(self(tokens_bt))
         nats_n = functional.cross_entropy(logits_btv.flatten(0, -2), targets_bt.flatten(), reduction="none")
         return nats_n.view(targets_bt.shape)
 
     def logits(self, hidden_btd: Tensor) -> Tensor:
         """Final norm and readout of a state; the logit lens applies it to earlier states."""
-        head_vd = self.embedding_vd if self.head_vd is None else self.head_vd
-        logits_btv = linear(self.final_norm(hidden_btd), head_vd)
+        logits_btv = linear(self.final_norm(hidden_btd), self._head())
         multiplier = self.config.readout_multiplier
         return logits_btv if multiplier == 1 else logits_btv * multiplier
 
@@ -242,9 +248,15 @@ class Model(nn.Module):
                 module.init_weights()
         connector.init_weights(draw, config.init_std)
 
-    def use(self, backend: str) -> str:
-        """Choose what runs the sublayers: "torch", "native" (fused C++ kernels) or "auto"; returns the choice made."""
-        return "torch"
+    def use(self, kernels: Any) -> None:
+        """Run the sublayers of a stacked model on fused kernels (`scalinglab.train.fused.Kernels`); None for torch."""
+        self.kernels = kernels
+        for module in self.modules():
+            if isinstance(module, Sublayer):
+                module.kernels = kernels
+
+    def _head(self) -> Tensor:
+        return self.embedding_vd if self.head_vd is None else self.head_vd
 
     def _embed(self, tokens_bt: Tensor) -> tuple[Tensor, Rotary]:
         length, shape = tokens_bt.shape[-1], self.config.shape

@@ -125,7 +125,8 @@ def test_ordered_colours_darken_steadily() -> None:
 
 # ---- registry ----------------------------------------------------------------------------------------------------------
 def test_registry_holds_every_figure_and_no_global_state_changes(plain: Fit) -> None:
-    assert set(FIGURES) == {"loss_vs_scale", "isoflop", "shape_valley", "residuals", "profile", "frontier", "forest"}
+    of_fits = {"loss_vs_scale", "isoflop", "shape_valley", "residuals", "profile", "frontier", "forest"}
+    assert set(FIGURES) == of_fits | {"depth_profile", "layer_removal", "coords"}
     matplotlib.rcParams["font.size"] = 21.0  # a user's setting neither leaks in nor is lost
     try:
         before = dict(matplotlib.rcParams)

@@ -11,8 +11,8 @@ from typing import Any
 from scalinglab.errors import ConfigError
 
 _FIGURES = (
-    *("loss_vs_scale", "isoflop", "shape_valley", "residuals", "profile", "frontier", "forest"),
-    *("FIGURES", "figure", "save_figure"),
+    *("loss_vs_scale", "isoflop", "shape_valley", "residuals", "profile", "frontier", "forest", "coords"),
+    *("depth_profile", "layer_removal", "FIGURES", "figure", "save_figure"),
 )
 _TABLES = ("parameter_table", "law_table", "comparison_table", "to_markdown", "to_latex", "to_csv", "to_html")
 __all__ = [*_FIGURES, *_TABLES]

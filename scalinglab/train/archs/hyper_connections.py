@@ -96,25 +96,25 @@ class HyperStream(Stream):
     def __init__(self, sublayers: nn.ModuleList, embedding: Tensor, *, streams: int, readout: str) -> None:
         super().__init__(embedding.unsqueeze(-2).expand(*embedding.shape[:-1], streams, -1))
         self.sublayers, self.readout = sublayers, readout
-        self.coefficients: tuple[Tensor, Tensor, Tensor] | None = None  # to read, mix and write in the open sublayer
-        self.mixed: Tensor | None = None
+        self.pending: tuple[Tensor, Tensor] | None = None  # mixed streams and write weights of the sublayer that was read
 
     def read(self, i: int) -> Tensor:
         with full_precision(self.h):
             H = at_least_float32(self.h)
-            read, mixing, write = self.coefficients = self.sublayers[i](H)
+            read, mixing, write = self.sublayers[i](H)
             # One product for both: its first row is what the sublayer reads, the others are the streams without its output.
             rows = torch.cat([read.unsqueeze(-2), mixing], dim=-2)
-            x, self.mixed = mix(rows, H).split([1, H.shape[-2]], dim=-2)
+            x, mixed = mix(rows, H).split([1, H.shape[-2]], dim=-2)
+            self.pending = mixed, write
             return x.squeeze(-2).to(self.h.dtype)
 
     def write(self, i: int, y: Tensor) -> None:
-        if self.coefficients is None or self.mixed is None:
+        if self.pending is None:
             raise RuntimeError(f"sublayer {i} is written before it is read")
+        mixed, write = self.pending
         with full_precision(self.h):
-            *_, write = self.coefficients
-            new = self.mixed + write.unsqueeze(-1) * at_least_float32(y).unsqueeze(-2)
-        self.h, self.coefficients, self.mixed = new.to(self.h.dtype), None, None
+            new = mixed + write.unsqueeze(-1) * at_least_float32(y).unsqueeze(-2)
+        self.h, self.pending = new.to(self.h.dtype), None
 
     def finish(self) -> Tensor:
         return merge_streams(self.h, self.readout)

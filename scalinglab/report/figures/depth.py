@@ -1,0 +1,283 @@
+"""Depth probes of one or several models: profiles by depth, and what leaving blocks out costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from scalinglab.errors import ConfigError
+from scalinglab.probe_report import Measure, ProbeReport
+from scalinglab.report import style
+from scalinglab.report.registry import figure
+
+Array = NDArray[np.float64]
+
+_STEEP = 15.0  # largest over median value from which on an axis is logarithmic
+_DECADES = 4.0  # of a logarithmic axis, at most: what is lower is drawn on its floor
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A panel of `depth_profile`: a measure, its label, and its axis ("auto" is logarithmic for steep profiles)."""
+
+    measure: str
+    label: str
+    scale: Literal["linear", "auto", "log"] = "linear"
+
+
+PANELS: dict[str, Panel] = {
+    "rms": Panel("rms", "RMS of the state", "log"),
+    "influence": Panel("block_influence", "Block influence", "auto"),
+    "angle": Panel("angular_distance", r"Angle to next state ($\pi$)", "auto"),
+    "contribution": Panel("block_contribution", "Written / read (norms)", "auto"),
+    "lens": Panel("lens_kl", "KL(final || lens) (nats)", "auto"),
+    "removal": Panel("removal_loss", "Removal loss (nats/token)", "auto"),
+    "lens_loss": Panel("lens_loss", "Lens loss (nats/token)", "auto"),
+    "cosine": Panel("block_cosine", "Cosine written, read"),
+    "rank": Panel("effective_rank", "Effective rank of the state", "auto"),
+    "sources": Panel("sources_entropy", "Effective sources read"),
+    "usefulness": Panel("affine_ratio", "Loss ratio, affine block"),
+    "jacobian": Panel("jacobian_deviation", r"$\|\bar J - I\|_F/\sqrt{D}$", "auto"),
+    "gradient": Panel("state_gradient", "RMS gradient of the state", "log"),
+}
+SIX = ("rms", "influence", "angle", "contribution", "lens", "removal")
+
+
+@figure("depth_profile")
+def depth_profile(
+    reports: ProbeReport | Sequence[ProbeReport],
+    *,
+    panels: Sequence[str] = SIX,
+    labels: Sequence[str] | None = None,
+    width: style.Width = "page",
+) -> Figure:
+    """Diagnostics by depth, one panel each, one colour per model, with the report's intervals as bands.
+
+    The horizontal axis is the block where all models have one depth, and the depth over L otherwise.
+
+    Parameters
+    ----------
+    reports : ProbeReport or sequence
+    panels : names
+        Of `PANELS`; one that no report has is left out, and the figure says so.
+    labels : names of the models, in order; by default those in the reports.
+
+    Raises
+    ------
+    ConfigError
+        Not a probe report, an unknown panel, or no panel left.
+    """
+    given, names = _given(reports, labels, "depth_profile")
+    unknown = [p for p in panels if p not in PANELS]
+    if unknown:
+        raise ConfigError(f"panel {unknown[0]!r} is unknown; choose from {', '.join(PANELS)}")
+    shown = [PANELS[p] for p in panels if any(PANELS[p].measure in report for report in given)]
+    if not shown:
+        raise ConfigError(f"no report has a measure for {', '.join(panels)}; run those probes first")
+    across = 3 if style.inches(width) > 5 else 2 if len(shown) > 1 else 1
+    across = min(across, len(shown))
+    down = -(-len(shown) // across)
+    made = style.new_figure(width, 0.45 + 1.55 * down)
+    same = len({report.depth for report in given}) == 1
+    grid = np.atleast_1d(np.array(made.subplots(down, across, sharex=True))).ravel()
+    notes: list[str] = []
+    for ax, panel in zip(grid, shown, strict=False):
+        _panel(ax, panel, given, names, same, notes)
+    for k, ax in enumerate(grid):
+        if k >= len(shown):
+            ax.set_visible(False)
+        if k + across >= len(shown):
+            ax.tick_params(labelbottom=True)
+            ax.set_xlabel("Depth (blocks)" if same else "Depth / number of blocks")
+    _legend(made, grid[0], names)
+    absent = [PANELS[p].label for p in panels if PANELS[p] not in shown]
+    notes = [_bands(given), *dict.fromkeys(notes)] + ([f"Not measured: {', '.join(absent)}."] if absent else [])
+    style.footnote(made, " ".join(n for n in notes if n))
+    return made
+
+
+@figure("layer_removal")
+def layer_removal(
+    reports: ProbeReport | Sequence[ProbeReport],
+    *,
+    labels: Sequence[str] | None = None,
+    width: style.Width = "column",
+) -> Figure:
+    """What it costs to leave out each block, and the pruning curve: n adjacent blocks between the most alike states.
+
+    Raises
+    ------
+    ConfigError
+        Not a probe report, or no report with removals.
+    """
+    given, names = _given(reports, labels, "layer_removal")
+    whole = [name for name in ("removal_loss", "pruning_loss") if any(name in report for report in given)]
+    if not whole:
+        raise ConfigError("no report has a removal or pruning probe; run probe(..., which=['removal', 'pruning'])")
+    wide = style.inches(width) > 5
+    down, across = (1, len(whole)) if wide else (len(whole), 1)
+    made = style.new_figure(width, 2.5 if wide else 0.55 + 1.75 * len(whole))
+    axes = np.atleast_1d(np.array(made.subplots(down, across)))
+    same = len({report.depth for report in given}) == 1
+    notes: list[str] = []
+    for ax, name in zip(axes, whole, strict=True):
+        many = len(given)
+        steep = _is_steep([r.measure(name).value for r in given if name in r])
+        floor = _floor([r.measure(name) for r in given if name in r], notes) if steep else None
+        for k, report in enumerate(given):
+            if name not in report:
+                continue
+            m = report.measure(name)
+            x = m.at.astype(float) if same else m.at / report.depth
+            if name == "removal_loss":
+                step = 1.0 if same else 1.0 / report.depth
+                _bars(ax, x + step * 0.22 * (k - (many - 1) / 2) * min(1, 3 / many), m, k, floor)
+            else:
+                _curve(ax, x, m, k, floor)
+        _finish(ax, floor, same)
+        if floor is None:
+            ax.axhline(0, color=style.GREY, lw=0.5, zorder=0)
+        ax.set_ylabel("Loss increase (nats/token)")
+        what = "Block left out" if name == "removal_loss" else "Adjacent blocks left out"
+        ax.set_xlabel(what + ("" if same else " / number of blocks"))
+    _legend(made, axes[0], names)
+    style.footnote(made, " ".join(n for n in [_bands(given), *dict.fromkeys(notes)] if n))
+    return made
+
+
+def _given(
+    reports: ProbeReport | Sequence[ProbeReport], labels: Sequence[str] | None, name: str
+) -> tuple[list[ProbeReport], list[str]]:
+    given = (
+        [reports] if isinstance(reports, ProbeReport) else list(reports) if isinstance(reports, list | tuple) else []
+    )
+    if not given or not all(isinstance(report, ProbeReport) for report in given):
+        raise ConfigError(f"{name} draws probe reports (ProbeReport.load(folder)), not {type(reports).__name__}")
+    names = [report.label or f"model {k + 1}" for k, report in enumerate(given)] if labels is None else list(labels)
+    if len(names) != len(given):
+        raise ConfigError(f"{len(names)} labels for {len(given)} reports: give one each")
+    return given, names
+
+
+def _panel(ax: Axes, panel: Panel, given: list[ProbeReport], names: list[str], same: bool, notes: list[str]) -> None:
+    found = [
+        (k, report, _along(report.measure(panel.measure))) for k, report in enumerate(given) if panel.measure in report
+    ]
+    steep = panel.scale == "log" or (panel.scale == "auto" and _is_steep([m.value for _, _, m in found]))
+    floor = _floor([m for _, _, m in found], notes) if steep else None
+    for k, report, m in found:
+        # A block lies between two states; a sublayer's reader is half a block.
+        at = m.at / 2 if m.by == "reader" else m.at + (0.5 if m.by in ("block", "pair") else 0.0)
+        x: Array = np.asarray(at, dtype=np.float64) / (1.0 if same else report.depth)
+        _curve(ax, x, m, k, floor)
+    _finish(ax, floor, same)
+    missing = [name for name, report in zip(names, given, strict=True) if panel.measure not in report]
+    if missing:
+        notes.append(f"{panel.label}: not defined for {', '.join(missing)}.")
+    ax.set_title(panel.label)
+
+
+def _along(m: Measure) -> Measure:
+    """A measure of pairs of neighbours along the depth; others as they are."""
+    if m.by != "pair":
+        return m
+    near = m.other - m.at == 1
+    parts = {name: getattr(m, name)[near] for name in ("value", "low", "high", "at", "other")}
+    return Measure(m.probe, m.name, "pair", m.definition, **parts, interval=m.interval)
+
+
+def _curve(ax: Axes, x: Array, m: Measure, k: int, floor: float | None) -> None:
+    value, low, high = _raised(m, floor)
+    colour = style.colour_of(k)
+    if np.isfinite(low).any():
+        ax.fill_between(x, low, high, color=colour, alpha=style.BAND, lw=0, zorder=2)
+    ax.plot(x, value, color=colour, ls=style.dash_of(k), lw=1.0, zorder=3)
+    _points(ax, x, m, k, floor, 2.4)
+
+
+def _bars(ax: Axes, x: Array, m: Measure, k: int, floor: float | None) -> None:
+    _, low, high = _raised(m, floor)
+    if np.isfinite(low).any():
+        ax.vlines(x, low, high, color=style.colour_of(k), lw=0.9, alpha=0.8, zorder=2)
+    _points(ax, x, m, k, floor, 2.8)
+
+
+def _points(ax: Axes, x: Array, m: Measure, k: int, floor: float | None, size: float) -> None:
+    """Markers, hollow where the value is off the axis."""
+    low = np.zeros(len(x), bool) if floor is None else m.value < floor
+    value, colour = _raised(m, floor)[0], style.colour_of(k)
+    shared: dict[str, Any] = {"ls": "", "marker": style.marker_of(k), "ms": size, "color": colour, "clip_on": False}
+    ax.plot(x[~low], value[~low], zorder=3, **shared)
+    if low.any():
+        ax.plot(x[low], value[low], zorder=4, mfc="white", mew=0.7, **shared)
+
+
+def _raised(m: Measure, floor: float | None) -> tuple[Array, Array, Array]:
+    value, low, high = (np.asarray(v, dtype=np.float64) for v in (m.value, m.low, m.high))
+    if floor is None:
+        return value, low, high
+    return np.maximum(value, floor), np.maximum(low, floor), np.maximum(high, floor)
+
+
+def _is_steep(values: list[Array]) -> bool:
+    known = np.concatenate(values)
+    known = known[np.isfinite(known)]
+    middle = float(np.median(known)) if len(known) else 0.0
+    return bool(len(known) and known.max() > 0 and known.max() > _STEEP * max(middle, known.max() * 1e-12))
+
+
+def _floor(measures: list[Measure], notes: list[str]) -> float:
+    """Lowest value of a logarithmic axis: a round number below the positive values, not too many decades down."""
+    value = np.concatenate([m.value for m in measures])
+    value = value[np.isfinite(value)]
+    positive = value[value > 0]
+    if not len(positive):
+        return 1e-12
+    least = max(float(positive.min()) / 1.6, float(positive.max()) * 10**-_DECADES)
+    cut = bool((value < least).any() or any((m.low < least).any() for m in measures))
+    if cut:
+        notes.append("On logarithmic axes, values below the axis (or negative) are hollow, on its floor.")
+    return least
+
+
+def _finish(ax: Axes, floor: float | None, same: bool) -> None:
+    if floor is not None:
+        drawn = [np.asarray(line.get_ydata(), dtype=np.float64) for line in ax.lines]
+        tops = [float(np.nanmax(y)) for y in drawn if len(y)]
+        style.set_log_limits(ax, "y", [floor, max(tops)], pad=0.06)
+        ax.set_ylim(bottom=floor)
+        style.log_axis(ax, "y", "power" if floor < 1e-3 or max(tops) >= 1e4 else "plain", most=4)
+    else:
+        ax.yaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 2.5, 5, 10]))
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=same, steps=[1, 2, 4, 5, 10]))
+
+
+def _legend(made: Figure, ax: Axes, names: list[str]) -> None:
+    if len(names) < 2:
+        return
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D(
+            [], [], color=style.colour_of(k), ls=style.dash_of(k), marker=style.marker_of(k), ms=3, lw=1.0, label=name
+        )
+        for k, name in enumerate(names)
+    ]
+    columns = max(1, min(len(names), int(made.get_figwidth() / (0.35 + 0.055 * max(map(len, names))))))
+    made.legend(handles=handles, loc="outside upper left", ncols=columns, handlelength=2.4)
+
+
+def _bands(given: list[ProbeReport]) -> str:
+    levels = sorted({float(report.settings["level"]) for report in given if "level" in report.settings})
+    if not levels or any(report.settings.get("sequences") == 1 for report in given):
+        return "No intervals: one sequence."
+    level = "/".join(f"{100 * v:g}" for v in levels)
+    sequences = "/".join(sorted({str(report.settings.get("sequences", "?")) for report in given}))
+    return f"Bands: {level}\u00a0% bootstrap over {sequences} sequences; they don't cover the variation between seeds."

@@ -1,9 +1,9 @@
 """Compile the kernels on first use, into a cache folder of the user, and load them.
 
-The file's name holds a digest of source, compiler, flags and kind of processor: another version of the package or another
-compiler on the same home directory builds its own. The code is for AVX2 and FMA whatever else the machine has, which costs
-nothing here and gives the same bits everywhere. Several processes may build at once; each writes under a name of its own
-and renames.
+The file's name holds a digest of source, compiler, flags and kind of processor: another version of the package or
+another compiler on the same home directory builds its own. The code is for AVX2 and FMA whatever else the machine has:
+measured, -march=native gains nothing, and so one home directory serves different processors. Several processes may
+build at once; each writes under a name of its own and renames.
 """
 
 from __future__ import annotations
@@ -65,8 +65,12 @@ def cache_folder() -> Path:
     """Where compiled kernels are kept."""
     if named := os.environ.get("SCALINGLAB_CACHE"):
         return Path(named)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "scalinglab"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scalinglab"
+    except RuntimeError:
+        raise FusedUnavailable(
+            "there is no home directory to cache the native kernels in; set SCALINGLAB_CACHE"
+        ) from None
 
 
 def processor_features() -> frozenset[str]:
@@ -81,21 +85,24 @@ def processor_features() -> frozenset[str]:
 
 def _compiler() -> tuple[str, ...]:
     chosen = os.environ.get("CXX", "").split()
-    if chosen and shutil.which(chosen[0]):
+    if chosen:
+        if not shutil.which(chosen[0]):
+            raise FusedUnavailable(f"CXX names {chosen[0]!r}, which isn't on PATH; name a C++ compiler or unset CXX")
         return tuple(chosen)
     for name in _COMPILERS:
         if path := shutil.which(name):
             return (path,)
     raise FusedUnavailable(
-        f"the native kernels need a C++ compiler ({', '.join(_COMPILERS)}, or one named by CXX) and there is none on PATH; "
-        "install one or use the torch backend"
+        f"the native kernels need a C++ compiler ({', '.join(_COMPILERS)}, or one named by CXX) and there is none on "
+        "PATH; install one or use the torch backend"
     )
 
 
 def _digest(compiler: tuple[str, ...]) -> str:
     version = _run([*compiler, "--version"]).stdout.splitlines()[:1]
     parts = [*compiler, *version, *FLAGS, platform.system(), platform.machine()]
-    return hashlib.sha256("\0".join(parts).encode() + SOURCE.read_bytes()).hexdigest()[:20]
+    parts += [path.read_text(encoding="utf-8") for path in (SOURCE, *sorted(SOURCE.parent.glob("*.h")))]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
 
 
 def _build(compiler: tuple[str, ...], path: Path) -> None:

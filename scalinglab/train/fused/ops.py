@@ -1,11 +1,12 @@
 """The kernels as differentiable functions of stacked tensors, with the semantics of `scalinglab.train.layers`.
 
-Axes in names: k replica, b sequence, t position, d width, h query channels (heads * c), f feed-forward width, v vocabulary.
+Axes in names: k replica, b sequence, t position, d width, h query channels and g key channels (heads * head_dim),
+f feed-forward width, v vocabulary, p all parameters.
 Activations are [k, b, t, ...]; a weight is [k, out, in] with any stride between replicas and contiguous inside.
 
-Gradients of weights: a leaf whose `.grad` is there already, with the strides of the leaf, has them added in place during
-the backward pass, and autograd sees none (so `torch.autograd.grad` of such a weight finds nothing). All other weights get
-theirs from autograd as usual.
+Gradients of weights: a leaf whose `.grad` is there already, contiguous inside like the leaf, has them added in place
+during the backward pass, and autograd sees none: hooks on the leaf don't run and `torch.autograd.grad` finds nothing.
+All other weights get theirs from autograd as usual.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ _SIGNATURES = {  # integers, floats, and then pointers (p) and weights (w: point
     "norm_backward": (3, 0, "ppwppw"),
     "head_forward": (4, 1, "pwpppp"),
     "head_backward": (4, 1, "ppwppppw"),
+    "adamw": (2, 4, "pppppppppp"),
 }
 
 
@@ -148,8 +150,62 @@ class Kernels:
             raise ConfigError(
                 f"targets {tuple(targets_kbt.shape)} of {targets_kbt.dtype} must be int64 {tuple(h_kbtd.shape[:-1])}"
             )
-        y: Tensor = _Head.apply(self.library, h_kbtd, head_kvd, targets_kbt.contiguous(), multiplier)
+        differentiable = torch.is_grad_enabled() and (h_kbtd.requires_grad or head_kvd.requires_grad)
+        y: Tensor = _Head.apply(self.library, h_kbtd, head_kvd, targets_kbt.contiguous(), multiplier, differentiable)
         return y
+
+    def adamw_(
+        self,
+        param_kp: Tensor,
+        grad_kp: Tensor,
+        mean_kp: Tensor,
+        square_kp: Tensor,
+        *,
+        step: int,
+        betas: tuple[float, float],
+        lr_p: Tensor,
+        weight_decay_p: Tensor,
+        eps_p: Tensor,
+        lr_k: Tensor,
+        weight_decay_k: Tensor,
+        clip_k: Tensor,
+    ) -> None:
+        """One step of AdamW in place, as `torch.optim.AdamW` takes it, over whole flat buffers.
+
+        Parameters
+        ----------
+        param_kp, grad_kp, mean_kp, square_kp : Tensor
+            Parameters, gradients (left as they are) and running moments, contiguous [k, p].
+        step : int
+            1 for the first step.
+        betas : tuple of float
+        lr_p, weight_decay_p : Tensor
+            [p] factors on the columns below; 1 and 0 or 1 where parameters don't differ.
+        eps_p : Tensor
+            [p].
+        lr_k, weight_decay_k, clip_k : Tensor
+            [k]: learning rate and decay of this step, and the factor on the gradient that clipping asks for.
+
+        Raises
+        ------
+        ConfigError
+            A tensor isn't contiguous float32 on the CPU or has other axes, or the step is below 1.
+        """
+        replicas, params = param_kp.shape
+        moments, rows = (param_kp, grad_kp, mean_kp, square_kp), (lr_p, weight_decay_p, eps_p)
+        columns = (lr_k, weight_decay_k, clip_k)
+        for tensors, shape in ((moments, (replicas, params)), (rows, (params,)), (columns, (replicas,))):
+            for x in tensors:
+                if x.shape != shape or x.dtype != torch.float32 or not x.is_cpu or not x.is_contiguous():
+                    raise ConfigError(
+                        f"a tensor {tuple(x.shape)} of {x.dtype} on {x.device} for AdamW must be float32 {shape} "
+                        "on the CPU and contiguous"
+                    )
+        if step < 1:
+            raise ConfigError(f"step={step} of AdamW must be 1 or more")
+        corrections = (1 - beta**step for beta in betas)
+        everything = (*moments, *rows, *columns)
+        self.library.scalinglab_adamw(replicas, params, *betas, *corrections, *(x.data_ptr() for x in everything))
 
 
 class _Norm(Function):
@@ -238,13 +294,21 @@ class _FeedForward(Function):
 
 class _Head(Function):
     @staticmethod
-    def forward(ctx: Any, library: ctypes.CDLL, h: Tensor, head: Tensor, targets: Tensor, multiplier: float) -> Tensor:
+    def forward(
+        ctx: Any,
+        library: ctypes.CDLL,
+        h: Tensor,
+        head: Tensor,
+        targets: Tensor,
+        multiplier: float,
+        differentiable: bool,
+    ) -> Tensor:
         h, head = h.contiguous(), _inside(head)
         vocab = head.shape[-2]
         ctx.library, ctx.sizes, ctx.multiplier = library, (*_rows(h), vocab), multiplier
         loss = _buffer(*h.shape[:-1])
         weights = total = None
-        if any(ctx.needs_input_grad):
+        if differentiable:  # forward itself runs without gradients and can't tell
             weights, total = _buffer(*ctx.sizes[:2], -(-vocab // 8) * 8), torch.empty_like(loss)
         wrong = library.scalinglab_head_forward(
             *ctx.sizes, multiplier, _at(h), *_weight(head), _at(targets), _at(loss), _at(weights), _at(total)
@@ -263,7 +327,7 @@ class _Head(Function):
             *ctx.sizes, ctx.multiplier, _at(dloss), _at(h), *_weight(head), _at(targets), _at(weights), _at(total),
             _at(dh), *into,
         )  # fmt: skip
-        return None, dh, *returned, None, None
+        return None, dh, *returned, None, None, None
 
 
 def _check(x: Tensor, *weights: tuple[str, Tensor, Sequence[int]]) -> None:
@@ -302,7 +366,7 @@ def _gradients(ctx: Any, first: int, weights: Sequence[Tensor | None]) -> tuple[
         target, gives = None, None
         if need and weight is not None:
             target = weight.grad if weight.is_leaf else None
-            if target is None or target.stride() != weight.stride() or target.dtype != weight.dtype:
+            if target is None or target.stride()[1:] != weight.stride()[1:] or target.dtype != weight.dtype:
                 target = gives = torch.zeros_like(weight, memory_format=torch.contiguous_format)
         into += _weight(target)
         returned.append(gives)

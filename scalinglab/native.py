@@ -46,7 +46,8 @@ _RULES: dict[str, _Rule] = {
     "post_ln": _Rule(f"c inside the norm, gains on the trunk 1/m_L ({_TESTED}: slope -0.14). c changes the architecture"),
     "deepnorm": _Rule(
         f"its own alpha and beta (as ratios to the base depth), learning rate m_L^-1/2 ({_TESTED}: slope -0.01; non-linear share "
-        "falls as m_L^-1/4, mildly lazy). Gains on the trunk 1/m_L by analogy with Post-LN",
+        "falls as m_L^-1/4, mildly lazy; with SwiGLU beta acts on three matrices and the slope is -0.18). Gains on the trunk 1/m_L by "
+        "analogy with Post-LN",
         branch=0.0,
         depth={"matrix.branch": -0.5, "vector.branch": -0.5},
         eps={"matrix.branch": -0.5, "vector.branch": -0.5},
@@ -68,7 +69,9 @@ _RULES: dict[str, _Rule] = {
     ),
     "block_attn_res": _Rule(f"as attn_res ({_ANALOGY})"),
     "moda": _Rule(f"CompleteP; the key and value projections of the depth cache count as branch matrices ({_ANALOGY})"),
-    "layerscale": _Rule(f"CompleteP; the scale counts as a branch gain ({_ANALOGY})"),
+    "layerscale": _Rule(
+        "CompleteP; the scale counts as a branch gain. Derived and checked, not confirmed: slope -0.33 from scales of 1e-4, a pass from scales of 1"
+    ),
     "looped": _Rule(f"CompleteP with m_L counting blocks as run, not as stored ({_ANALOGY}); epsilon must be inert"),
 }  # fmt: skip
 

@@ -22,11 +22,14 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional
 
+from scalinglab.config import RunConfig, ShapeSpec
 from scalinglab.errors import ConfigError
 from scalinglab.shapes import Shape
 from scalinglab.train import fused
+from scalinglab.train.archs import mhc
 from scalinglab.train.fused import FusedUnavailable, build
 from scalinglab.train.layers import Attention, FeedForward, RMSNorm, rotary
+from scalinglab.train.stack import Stack
 
 MISSING = fused.available()
 BUILT = None if MISSING else fused.load().library._name
@@ -563,3 +566,72 @@ def test_processes_that_build_at_once_and_a_damaged_file(fresh: Path, monkeypatc
     (fresh / "fake-c++").write_text((fresh / "fake-c++").read_text().replace("fake 1.0", "fake 2.0"))
     build.library()
     assert len(list((fresh / "cache").iterdir())) == 2  # another compiler, another file
+
+
+# ------------------------------------------------------------------------------------------------ what topologies add
+
+
+@pytest.fixture
+def kernels() -> fused.Kernels:
+    if (reason := fused.available()) is not None:
+        pytest.skip(reason)
+    return fused.load()
+
+
+@pytest.mark.parametrize(
+    ("lead", "sums", "sources", "width"), [((2, 3, 5), 5, 4, 24), ((2, 3, 5), 1, 9, 17), ((2, 1, 1), 5, 4, 33)]
+)
+def test_mix_is_a_product_of_small_matrices(kernels, lead, sums, sources, width):
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(*lead, sums, sources, generator=generator).requires_grad_()
+    x = torch.randn(2, 3, 5, sources, width, generator=generator).requires_grad_()
+    upstream = torch.randn(2, 3, 5, sums, width, generator=generator)
+    y = kernels.mix(weights, x)
+    exact = [v.detach().double().requires_grad_() for v in (weights, x)]
+    expected = exact[0] @ exact[1]
+    torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-5)
+    found = torch.autograd.grad(y, (weights, x), upstream)
+    for got, want in zip(found, torch.autograd.grad(expected, exact, upstream.double()), strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_mix_refuses_what_does_not_fit(kernels):
+    with pytest.raises(ConfigError, match="don't fit sources"):
+        kernels.mix(torch.ones(2, 3, 5, 4, 3), torch.ones(2, 3, 5, 4, 8))
+
+
+@pytest.mark.parametrize(("n", "iterations"), [(4, 20), (2, 3), (5, 1)])
+def test_sinkhorn(kernels, n, iterations):
+    generator = torch.Generator().manual_seed(n)
+    logits = (torch.randn(2, 3, 7, n, n, generator=generator) * 2).requires_grad_()
+    upstream = torch.randn(2, 3, 7, n, n, generator=generator)
+    y = kernels.sinkhorn(logits, iterations)
+    exact = logits.detach().double().requires_grad_()
+    expected = mhc.sinkhorn(exact, iterations)
+    torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-6)
+    (got,), (want,) = (
+        torch.autograd.grad(y, logits, upstream), torch.autograd.grad(expected, exact, upstream.double())
+    )  # fmt: skip
+    torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(y.sum(-1), torch.ones(2, 3, 7, n))
+
+
+@pytest.mark.parametrize("architecture", ["hyper_connections", "hyper_connections_static", "mhc", "attn_res"])
+def test_a_topology_trains_on_kernels_as_on_torch(kernels, architecture):
+    shape = ShapeSpec(depth=2, width=12, heads=2, ffn_dim=24, vocab=16, context=8)
+    configs = [
+        RunConfig(shape=shape, lr=3e-3, tokens=64, corpus="automaton", architecture=architecture, seed=seed)
+        for seed in range(2)
+    ]
+    tokens = torch.randint(0, 16, (2, 3, 8), generator=torch.Generator().manual_seed(1))
+    stacks = [Stack(configs), Stack(configs)]
+    stacks[1].model.use(kernels)
+    for _ in range(5):
+        losses = []
+        for stack in stacks:
+            losses_k = stack.model.nats(tokens, tokens).mean((1, 2))
+            stack.backward(losses_k)
+            stack.update(losses_k.detach(), 1.0)
+            losses.append(losses_k.detach())
+        torch.testing.assert_close(losses[0], losses[1], rtol=1e-4, atol=1e-5)
+    assert losses[0].mean() < 2.7  # it learns: log 16 is 2.77

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -42,8 +42,11 @@ def spread(param: Tensor, own: int, lead: int = 2) -> Tensor:
     return param.view(param.shape[0], *[1] * lead, *param.shape[1:])
 
 
-def mix(weights: Tensor, sources: Tensor) -> Tensor:
+def mix(weights: Tensor, sources: Tensor, kernels: Any = None) -> Tensor:
     """Weighted sums over few sources, token by token: [.., m, s] times [.., s, d] -> [.., m, d]."""
+    if kernels is not None:
+        y: Tensor = kernels.mix(weights, sources)
+        return y
     if weights.shape[-2] == 1:  # broadcasting is faster than one tiny product per token
         return (weights.transpose(-2, -1) * sources).sum(-2, keepdim=True)
     return weights @ sources
@@ -59,8 +62,11 @@ def full_precision(x: Tensor) -> Any:
     return torch.autocast(x.device.type, enabled=False)
 
 
-def normalize(x: Tensor, eps: float) -> Tensor:
+def normalize(x: Tensor, eps: float, kernels: Any = None) -> Tensor:
     """x / rms(x) over the last axis with statistics in float32 or better; eps = 0 is allowed."""
+    if kernels is not None:
+        rows_k1md = x.reshape(x.shape[0], 1, -1, x.shape[-1])
+        return cast(Tensor, kernels.norm(rows_k1md, x.new_ones(x.shape[0], x.shape[-1]), eps)).view(x.shape)
     return functional.rms_norm(at_least_float32(x), (x.shape[-1],), eps=eps).to(x.dtype)
 
 

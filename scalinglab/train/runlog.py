@@ -28,7 +28,8 @@ class RunLog:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.lines = path, []
+        self.path = path
+        self.lines: list[str] = []
         path.touch(exist_ok=True)
         data = path.read_bytes()
         whole = data.rfind(b"\n") + 1

@@ -107,35 +107,48 @@ class Stack:
         self._freeze()
 
     def _set_rates(self, sizes: list[int]) -> None:
-        """Peak learning rate and decay per step [K, P], epsilon [1, P]: products of rows and columns, made once."""
-        lr, decay, eps = (torch.empty_like(self.params[0], dtype=torch.float64) for _ in range(3))
-        self.lr_kp, self.decay_kp = torch.empty_like(self.params), torch.empty_like(self.params)
-        for k, config in enumerate(self.configs):
-            at = 0
-            for group, size in zip(groups(self.model, config), sizes, strict=True):
-                here = slice(at, at + size)
-                lr[here], eps[here], decay[here] = group.lr, group.eps, group.lr * group.weight_decay
-                at += size
-            self.lr_kp[k], self.decay_kp[k] = lr, decay
-        self.eps_1p = eps.to(self.params.dtype).unsqueeze(0)
-        clips = [config.optimizer.grad_clip for config in self.configs]
-        self.clip_k = torch.tensor(clips, dtype=self.params.dtype, device=self.params.device)
+        """What the parametrization does to each parameter (rows [P]) and what each run asks for (columns [K])."""
+        first = self.configs[0]
+        unit = msgspec.structs.replace(first.optimizer, weight_decay=1.0, decay="coupled")
+        tensors = groups(self.model, msgspec.structs.replace(first, lr=1.0, optimizer=unit))
+        rows = torch.tensor([(g.lr, g.weight_decay, g.eps) for g in tensors], dtype=torch.float64).T
+        each = rows.repeat_interleave(torch.tensor(sizes), dim=1).to(self.params)
+        self.lr_p, self.decay_p, self.eps_p = (row.contiguous() for row in each)
+        asked = [
+            (
+                c.lr,
+                c.optimizer.weight_decay / (c.lr if c.optimizer.decay == "independent" else 1.0),
+                c.optimizer.grad_clip,
+            )
+            for c in self.configs
+        ]
+        self.lr_k, self.decay_k, self.clip_k = (
+            column.contiguous() for column in torch.tensor(asked, dtype=torch.float64).to(self.params).T
+        )
 
     def _freeze(self) -> None:
-        dead_k = ~self.alive
-        for tensor in (self.grads, self.lr_kp, self.decay_kp):
-            tensor[dead_k] = 0.0
+        self.grads[~self.alive] = 0.0
+        self.lr_k[~self.alive] = 0.0
 
     def _adamw(self, norms_k: Tensor, scale: float) -> None:
-        beta1, beta2 = self.configs[0].optimizer.beta1, self.configs[0].optimizer.beta2
-        factor_k = (self.clip_k / (norms_k + 1e-6)).clamp_(max=1.0)
-        self.grads.mul_(factor_k.where(self.alive, 0.0).unsqueeze(1))
-        self.params.addcmul_(self.params, self.decay_kp, value=-scale)
-        self.moment1.lerp_(self.grads, 1 - beta1)
-        self.moment2.mul_(beta2).addcmul_(self.grads, self.grads, value=1 - beta2)
-        step_kp = self.moment2.sqrt().div_((1 - beta2**self.step) ** 0.5).add_(self.eps_1p)
+        betas = self.configs[0].optimizer.beta1, self.configs[0].optimizer.beta2
+        factor_k = (self.clip_k / (norms_k + 1e-6)).clamp_(max=1.0).where(self.alive, 0.0)
+        if self.model.kernels is not None:
+            self.model.kernels.adamw_(
+                self.params, self.grads, self.moment1, self.moment2, step=self.step, betas=betas, lr_p=self.lr_p,
+                weight_decay_p=self.decay_p, eps_p=self.eps_p, lr_k=self.lr_k * scale, weight_decay_k=self.decay_k,
+                clip_k=factor_k,
+            )  # fmt: skip
+            return
+        corrections = [1 - beta**self.step for beta in betas]
+        self.grads.mul_(factor_k.unsqueeze(1))
+        rates_kp = torch.outer(self.lr_k * scale, self.lr_p)
+        self.params.addcmul_(self.params, torch.outer(self.decay_k, self.decay_p).mul_(rates_kp), value=-1)
+        self.moment1.lerp_(self.grads, 1 - betas[0])
+        self.moment2.mul_(betas[1]).addcmul_(self.grads, self.grads, value=1 - betas[1])
+        step_kp = self.moment2.sqrt().div_(corrections[1] ** 0.5).add_(self.eps_p)
         torch.div(self.moment1, step_kp, out=step_kp)
-        self.params.addcmul_(step_kp, self.lr_kp, value=-scale / (1 - beta1**self.step))
+        self.params.addcmul_(step_kp, rates_kp, value=-1 / corrections[0])
 
 
 def check_stackable(configs: Sequence[RunConfig]) -> None:

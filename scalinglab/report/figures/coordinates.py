@@ -117,7 +117,7 @@ def _draw(ax: Axes, check: CoordinateCheck, name: str, step: int, index: int, *,
         marker=marker,
         ls="",
         color=colour,
-        label=f"{check.architecture}, {check.parametrization} ({check.verdict})",
+        label=_label(check),
         zorder=3,
     )
     for one in values:
@@ -173,6 +173,12 @@ def _exponents(ax: Axes, checks: Sequence[CoordinateCheck], name: str, step: int
         text = ax.annotate(told, (0.03, 0.98), xycoords="axes fraction", xytext=(0, -8.5 * i), textcoords="offset points",
                            ha="left", va="top", fontsize=style.SMALL, color=style.colour_of(i))  # fmt: skip
         style.haloed(text)
+
+
+def _label(check: CoordinateCheck) -> str:
+    usual = "branch" if check.axis == "depth" else "all"
+    moving = "" if check.trainable == usual else f", {check.trainable} tensors"
+    return f"{check.architecture}, {check.parametrization}{moving} ({check.verdict})"
 
 
 def _row(check: CoordinateCheck, name: str, step: int) -> dict[str, Any] | None:

@@ -121,7 +121,7 @@ class AttnResStream(Stream):
     def _mix(self, i: int) -> Tensor:
         weights_bts, sources_btsd = self._weigh(i)
         with full_precision(sources_btsd):
-            mixed = mix(weights_bts.unsqueeze(-2), sources_btsd).squeeze(-2)
+            mixed = mix(weights_bts.unsqueeze(-2), sources_btsd, self.connector.kernels).squeeze(-2)
         return mixed.to(self.sources[0].dtype)
 
 

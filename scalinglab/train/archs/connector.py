@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from scalinglab.arch_options import Options
 from scalinglab.shapes import Shape
-from scalinglab.train.layers import DepthCache, Draw
+from scalinglab.train.layers import DepthCache, Draw, Sublayer
 
 
 class Branch(Protocol):
@@ -79,7 +79,7 @@ class Stream:
         return torch.ones(1 + i, dtype=self.h.dtype, device=self.h.device), None
 
 
-class Connector(nn.Module):
+class Connector(Sublayer):
     """Pre-LN: no parameters, a norm in front of each sublayer."""
 
     def __init__(self, shape: Shape, options: Options, norm_eps: float) -> None:

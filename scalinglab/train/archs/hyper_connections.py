@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from scalinglab.arch_options import HyperConnections
 from scalinglab.shapes import Shape
 from scalinglab.train.archs.connector import Architecture, Connector, Stream
-from scalinglab.train.layers import Draw, at_least_float32, full_precision, linear, mix, normalize, spread
+from scalinglab.train.layers import Draw, Sublayer, at_least_float32, full_precision, linear, mix, normalize, spread
 from scalinglab.train.roles import tag
 
 
-class HyperWeights(nn.Module):
+class HyperWeights(Sublayer):
     """Static and dynamic weights of one sublayer: A_m `read_n`, A_r `mix_nn`, B `write_n`; W, s with the same names."""
 
     def __init__(self, width: int, options: HyperConnections) -> None:
@@ -61,7 +61,7 @@ class HyperWeights(nn.Module):
         if not self.options.dynamic:
             return read, mixing.transpose(-2, -1), write
         weights = torch.cat([self.read_weight_1d, self.write_weight_1d, self.mix_weight_nd], dim=-2).to(dtype)
-        dynamic = linear(normalize(H_btnd, self.options.norm_eps), weights)
+        dynamic = linear(normalize(H_btnd, self.options.norm_eps, self.kernels), weights)
         if self.options.tanh:
             dynamic = dynamic.tanh()
         mix_scale, write_scale = (spread(p.to(dtype), 1) for p in (self.mix_scale, self.write_scale))
@@ -87,16 +87,19 @@ class HyperConnector(Connector):
             cast(HyperWeights, weights).init_weights(i % self.options.streams)
 
     def start(self, embedding: Tensor) -> Stream:
-        return HyperStream(self.sublayers, embedding, streams=self.options.streams, readout=self.options.readout)
+        return HyperStream(self, embedding)
 
 
 class HyperStream(Stream):
     """n streams [.., n, d] that start as copies of the embedding."""
 
-    def __init__(self, sublayers: nn.ModuleList, embedding: Tensor, *, streams: int, readout: str) -> None:
-        super().__init__(embedding.unsqueeze(-2).expand(*embedding.shape[:-1], streams, -1))
-        self.sublayers, self.readout = sublayers, readout
-        self.pending: tuple[Tensor, Tensor] | None = None  # mixed streams and write weights of the sublayer that was read
+    def __init__(self, connector: Any, embedding: Tensor) -> None:
+        options = connector.options
+        super().__init__(embedding.unsqueeze(-2).expand(*embedding.shape[:-1], options.streams, -1))
+        self.connector, self.sublayers, self.readout = connector, connector.sublayers, options.readout
+        self.pending: tuple[Tensor, Tensor] | None = (
+            None  # mixed streams and write weights of the sublayer that was read
+        )
 
     def read(self, i: int) -> Tensor:
         with full_precision(self.h):
@@ -104,7 +107,7 @@ class HyperStream(Stream):
             read, mixing, write = self.sublayers[i](H)
             # One product for both: its first row is what the sublayer reads, the others are the streams without its output.
             rows = torch.cat([read.unsqueeze(-2), mixing], dim=-2)
-            x, mixed = mix(rows, H).split([1, H.shape[-2]], dim=-2)
+            x, mixed = mix(rows, H, self.connector.kernels).split([1, H.shape[-2]], dim=-2)
             self.pending = mixed, write
             return x.squeeze(-2).to(self.h.dtype)
 

@@ -12,7 +12,7 @@ at init; that alone does not show that mix is near the identity.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,16 +21,18 @@ from scalinglab import arch_options
 from scalinglab.shapes import Shape
 from scalinglab.train.archs.connector import Architecture, Connector, Stream
 from scalinglab.train.archs.hyper_connections import HyperStream, output_gain
-from scalinglab.train.layers import Draw, linear, normalize, spread
+from scalinglab.train.layers import Draw, Sublayer, linear, normalize, spread
 from scalinglab.train.roles import tag
 
 
-def sinkhorn(logits: Tensor, iterations: int) -> Tensor:
+def sinkhorn(logits: Tensor, iterations: int, kernels: Any = None) -> Tensor:
     """Nearly doubly stochastic matrices from logits [.., target, source].
 
     Each iteration normalises columns, then rows. So row sums (what a target stream receives) are one to rounding, and
     column sums (the gain of the backward pass) carry all of the truncation error.
     """
+    if kernels is not None:
+        return cast(Tensor, kernels.sinkhorn(logits, iterations))
     # Matrix axes first: sums over four neighbours are slow, sums of four long rows are not.
     weights = logits.movedim((-2, -1), (0, 1)).contiguous()
     weights = (weights - weights.amax((0, 1))).exp()
@@ -40,7 +42,7 @@ def sinkhorn(logits: Tensor, iterations: int) -> Tensor:
     return weights.movedim((0, 1), (-2, -1))
 
 
-class ConstrainedWeights(nn.Module):
+class ConstrainedWeights(Sublayer):
     """Weights of one sublayer."""
 
     def __init__(self, width: int, options: arch_options.MHC, norm_eps: float) -> None:
@@ -72,7 +74,7 @@ class ConstrainedWeights(nn.Module):
         """Weights to read [.., n], mix [.., target, source] and write [.., n] the streams, in the dtype of the streams."""
         n, dtype = self.options.streams, H_btnd.dtype
         weights = torch.cat([self.read_weight, self.write_weight, self.mix_weight], dim=-2).to(dtype)
-        projected = linear(normalize(H_btnd.flatten(-2), self.norm_eps), weights)
+        projected = linear(normalize(H_btnd.flatten(-2), self.norm_eps, self.kernels), weights)
         read, write, mix = projected.split([n, n, n * n], dim=-1)
         read_gate, write_gate, mix_gate, read_n, write_n = (
             spread(p.to(dtype), 1) for p in (self.read_gate, self.write_gate, self.mix_gate, self.read_n, self.write_n)
@@ -80,7 +82,7 @@ class ConstrainedWeights(nn.Module):
         read = read_gate * read + read_n
         write = write_gate * write + write_n
         mix = mix_gate.unsqueeze(-1) * mix.unflatten(-1, (n, n)) + spread(self.mix_nn.to(dtype), 2)
-        return read.sigmoid(), sinkhorn(mix, self.options.iterations), 2 * write.sigmoid()
+        return read.sigmoid(), sinkhorn(mix, self.options.iterations, self.kernels), 2 * write.sigmoid()
 
 
 class MHCConnector(Connector):
@@ -100,7 +102,7 @@ class MHCConnector(Connector):
             cast(ConstrainedWeights, weights).init_weights(i % self.options.streams)
 
     def start(self, embedding: Tensor) -> Stream:
-        return HyperStream(self.sublayers, embedding, streams=self.options.streams, readout=self.options.readout)
+        return HyperStream(self, embedding)
 
 
 MHC = Architecture("mhc", MHCConnector)

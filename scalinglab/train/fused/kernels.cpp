@@ -15,6 +15,8 @@
 #include "attention.h"
 #include "feed_forward.h"
 #include "rows.h"
+#include "sinkhorn.h"
+#include "streams.h"
 
 extern "C" {
 
@@ -79,6 +81,25 @@ void scalinglab_head_backward(Index K, Index M, Index d, Index V, float multipli
                               const float* w, Index w_stride, const std::int64_t* targets, const float* weights,
                               const float* total, float* dh, float* dw, Index dw_stride) {
   head_backward(K, M, d, V, multiplier, dloss, h, {w, w_stride}, targets, weights, total, dh, {dw, dw_stride});
+}
+
+void scalinglab_mix_forward(Index R, Index share, Index m, Index s, Index d, const float* weights, const float* sources,
+                            float* y) {
+  mix_forward(R, share, m, s, d, weights, sources, y);
+}
+
+void scalinglab_mix_backward(Index R, Index share, Index m, Index s, Index d, const float* dy, const float* weights,
+                             const float* sources, float* dweights, float* dsources) {
+  mix_backward(R, share, m, s, d, dy, weights, sources, dweights, dsources);
+}
+
+void scalinglab_sinkhorn_forward(Index R, Index n, Index iterations, const float* logits, float* y) {
+  sinkhorn_forward(R, n, iterations, logits, y);
+}
+
+void scalinglab_sinkhorn_backward(Index R, Index n, Index iterations, const float* dy, const float* logits,
+                                  float* dlogits) {
+  sinkhorn_backward(R, n, iterations, dy, logits, dlogits);
 }
 
 void scalinglab_adamw(Index K, Index P, float beta1, float beta2, float correction1, float correction2, float* param,

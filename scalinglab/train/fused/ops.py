@@ -24,6 +24,7 @@ from scalinglab.errors import ConfigError
 from scalinglab.shapes import Shape
 from scalinglab.train.layers import Rotary
 
+_FIRST_ONLY = "the native kernels have first derivatives only; use the torch backend for higher ones"
 _INTEGER, _FLOAT, _POINTER = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 _SIGNATURES = {  # integers, floats, and then pointers (p) and weights (w: pointer, replica stride) in order
     "attention_forward": (7, 1, "pwwwwpppppp"),
@@ -34,6 +35,10 @@ _SIGNATURES = {  # integers, floats, and then pointers (p) and weights (w: point
     "norm_backward": (3, 0, "ppwppw"),
     "head_forward": (4, 1, "pwpppp"),
     "head_backward": (4, 1, "ppwppppw"),
+    "mix_forward": (5, 0, "ppp"),
+    "mix_backward": (5, 0, "ppppp"),
+    "sinkhorn_forward": (3, 0, "pp"),
+    "sinkhorn_backward": (3, 0, "ppp"),
     "adamw": (2, 4, "pppppppppp"),
 }
 
@@ -152,6 +157,31 @@ class Kernels:
             )
         differentiable = torch.is_grad_enabled() and (h_kbtd.requires_grad or head_kvd.requires_grad)
         y: Tensor = _Head.apply(self.library, h_kbtd, head_kvd, targets_kbt.contiguous(), multiplier, differentiable)
+        return y
+
+    def mix(self, weights: Tensor, sources_kbtsd: Tensor) -> Tensor:
+        """Weighted sums [k, b, t, m, d] over the sources of each token.
+
+        Parameters
+        ----------
+        weights : Tensor
+            [k, b, t, m, s], or [k, 1, 1, m, s] where all tokens of a replica share them.
+        sources_kbtsd : Tensor
+        """
+        lead, (sums, count) = sources_kbtsd.shape[:3], weights.shape[-2:]
+        if weights.dim() != 5 or weights.shape[:3] not in (lead, (lead[0], 1, 1)) or count != sources_kbtsd.shape[-2]:
+            raise ConfigError(f"weights {tuple(weights.shape)} don't fit sources {tuple(sources_kbtsd.shape)}")
+        for name, x in (("weights", weights), ("sources", sources_kbtsd)):
+            if x.dtype != torch.float32 or not x.is_cpu:
+                raise ConfigError(f"{name} is {x.dtype} on {x.device}; the native kernels take float32 on the CPU")
+        y: Tensor = _Mix.apply(self.library, weights, sources_kbtsd)
+        return y
+
+    def sinkhorn(self, logits: Tensor, iterations: int) -> Tensor:
+        """exp(logits [.., n, n]) with columns, then rows divided by their sums, `iterations` times."""
+        if logits.shape[-1] != logits.shape[-2] or logits.dtype != torch.float32 or not logits.is_cpu:
+            raise ConfigError(f"logits {tuple(logits.shape)} of {logits.dtype} must be square, float32 and on the CPU")
+        y: Tensor = _Sinkhorn.apply(self.library, logits, iterations)
         return y
 
     def adamw_(
@@ -330,6 +360,52 @@ class _Head(Function):
         return None, dh, *returned, None, None, None
 
 
+class _Mix(Function):
+    @staticmethod
+    def forward(ctx: Any, library: ctypes.CDLL, weights: Tensor, sources: Tensor) -> Tensor:
+        weights, sources = weights.contiguous(), sources.contiguous()
+        *lead, count, width = sources.shape
+        rows, sums = lead[0] * lead[1] * lead[2], weights.shape[-2]
+        share = rows // (weights.shape[0] * weights.shape[1] * weights.shape[2])
+        ctx.library, ctx.sizes = library, (rows, share, sums, count, width)
+        y = _buffer(*lead, sums, width)
+        library.scalinglab_mix_forward(*ctx.sizes, _at(weights), _at(sources), _at(y))
+        ctx.save_for_backward(weights, sources)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(_FIRST_ONLY)
+        weights, sources = ctx.saved_tensors
+        dy, dweights, dsources = dy.contiguous(), torch.empty_like(weights), torch.empty_like(sources)
+        ctx.library.scalinglab_mix_backward(
+            *ctx.sizes, _at(dy), _at(weights), _at(sources), _at(dweights), _at(dsources)
+        )
+        return None, dweights, dsources
+
+
+class _Sinkhorn(Function):
+    @staticmethod
+    def forward(ctx: Any, library: ctypes.CDLL, logits: Tensor, iterations: int) -> Tensor:
+        logits = logits.contiguous()
+        n = logits.shape[-1]
+        ctx.library, ctx.sizes = library, (logits.numel() // n**2, n, iterations)
+        y = torch.empty_like(logits)
+        library.scalinglab_sinkhorn_forward(*ctx.sizes, _at(logits), _at(y))
+        ctx.save_for_backward(logits)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(_FIRST_ONLY)
+        (logits,) = ctx.saved_tensors
+        dy, dlogits = dy.contiguous(), torch.empty_like(logits)
+        ctx.library.scalinglab_sinkhorn_backward(*ctx.sizes, _at(dy), _at(logits), _at(dlogits))
+        return None, dlogits, None
+
+
 def _check(x: Tensor, *weights: tuple[str, Tensor, Sequence[int]]) -> None:
     """Sizes, dtypes and devices: a kernel would read past a wrong one."""
     if x.dim() != 4:
@@ -359,7 +435,7 @@ def _inside(weight: Tensor) -> Tensor:
 def _gradients(ctx: Any, first: int, weights: Sequence[Tensor | None]) -> tuple[list[int | None], list[Tensor | None]]:
     """Where the kernels add the gradients of inputs `first`, ... (pointer, stride, ...), and what autograd gets."""
     if torch.is_grad_enabled():
-        raise RuntimeError("the native kernels have first derivatives only; use the torch backend for higher ones")
+        raise RuntimeError(_FIRST_ONLY)
     into: list[int | None] = []
     returned: list[Tensor | None] = []
     for need, weight in zip(ctx.needs_input_grad[first:], weights, strict=False):

@@ -1,0 +1,188 @@
+"""The study in sentences, and the reporting checklist that fills itself in. Absence is not in the vocabulary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from scalinglab.depth_benefit.analysis import Options, Outcome
+from scalinglab.depth_benefit.effects import Effect
+from scalinglab.depth_benefit.intake import Finding, Intake
+from scalinglab.depth_benefit.labels import Verdict
+from scalinglab.depth_benefit.study import Gate
+
+_LOSS_DIGITS = 4
+NOT_STATED = "not stated"
+
+
+def effect_sentence(outcome: Outcome, effect: Effect, p_adj: float) -> str:
+    """One architecture's effect, APA-like: sizes, B, interval, test, what it is worth, what the correction changed."""
+    c = effect.contrast
+    low, high = effect.interval(0.95)
+    if not effect.usable:
+        return f"{effect.architecture}: the design gives B = {_n(effect.estimate)} nats without an error."
+    better = "lower" if effect.estimate > 0 else "higher"
+    head = (
+        f"At N = {_count(c.get('params'))} parameters and D = {_count(c.get('tokens'))} tokens, {effect.architecture} models "
+        f"with {c.get('depth_deep', math.nan):.3g} layers reached {better} loss than {c.get('depth_shallow', math.nan):.3g}-layer "
+        f"models" if effect.estimate != 0 else f"{effect.architecture}: loss was equal at both depths"
+    )  # fmt: skip
+    t = effect.estimate / effect.se
+    text = (
+        f"{head}, B = {_n(effect.estimate)} nats, 95 % CI [{_n(low)}, {_n(high)}], t({effect.df:.3g}) = {t:.2g}, "
+        f"p_Holm {_p(p_adj)} ({effect.method})"
+    )
+    if outcome.screen.compute > 0:
+        share = [100 * math.expm1(v / outcome.screen.compute) for v in (effect.estimate, low, high)]
+        by = " at borrowed rates" if outcome.screen.borrowed else ""
+        text += f", equivalent to {share[0]:.2g} % [{share[1]:.2g}, {share[2]:.2g}] training compute{by}"
+    k = effect.correction
+    if k.applied:
+        text += f"; correcting a {100 * math.expm1(k.dln_params):+.2g} % parameter mismatch changed B by {k.nats:+.{_LOSS_DIGITS}f}"
+    elif k.needed:
+        text += f"; an uncorrected {100 * math.expm1(k.dln_params):+.2g} % parameter mismatch alone predicts {k.spurious:.2g} nats"
+    return text + "."
+
+
+def verdict_sentence(outcome: Outcome, effect: Effect, verdict: Verdict) -> str:
+    """Equivalence or lack of resolution in words; empty where the effect sentence says it all."""
+    low, high = effect.interval(0.90)
+    if verdict.reading == "EQUIVALENT":
+        c = effect.contrast
+        return (
+            f"{effect.architecture}: aspect ratio between {c.get('aspect_deep', math.nan):.3g} and "
+            f"{c.get('aspect_shallow', math.nan):.3g} was equivalent to within the margin (δ = {outcome.margin:.2g} nats; "
+            f"90 % CI [{_n(low)}, {_n(high)}])."
+        )
+    if verdict.reading == "INCONCLUSIVE":
+        return f"{effect.architecture}: inconclusive (MDE = {effect.mde:.2g} nats at 80 % power)."
+    return ""
+
+
+def interaction_sentence(gate: Gate | None, label: str) -> str:
+    """The joint test and the contrasts that it admits."""
+    if gate is None:
+        return ""
+    head = f"F({gate.df[0]:g}, {gate.df[1]:g}) = {gate.statistic:.2f}, p {_p(gate.p)} ({gate.second} p {_p(gate.p_bootstrap)})"
+    table = gate.contrasts
+    apart = table[(table["low"] > 0) | (table["high"] < 0)]
+    if label != "ARCH_DEPENDENT":
+        return f"Whether the depth gap differs between architectures is unresolved, {head}."
+    told = "; ".join(
+        f"{'larger' if r['estimate'] > 0 else 'smaller'} for {a} by {_n(abs(r['estimate']))} nats "
+        f"[{_n(min(abs(r['low']), abs(r['high'])))}, {_n(max(abs(r['low']), abs(r['high'])))}], max-t p {_p(r['p_max_t'])}"
+        for a, r in apart.iterrows()
+    )
+    rest = len(table) - len(apart)
+    other = f"; {rest} other contrasts were unresolved" if rest else ""
+    return f"The depth gap differed between architectures, {head}. Relative to {gate.reference}, it was {told}{other}."
+
+
+def sentences(
+    outcome: Outcome, gate: Gate | None, verdicts: Mapping[str, Verdict], study: tuple[str, str]
+) -> dict[str, str]:
+    """All sentences by name: one effect per architecture, equivalence or null where that is the reading, interaction."""
+    out: dict[str, str] = {}
+    for e, p in zip(outcome.effects, outcome.p_adj, strict=True):
+        if e.estimand != "E1" or e.variant:
+            continue
+        out[f"effect/{e.architecture}"] = effect_sentence(outcome, e, p)
+        verdict = verdicts.get(e.architecture)
+        if verdict is not None:
+            text = verdict_sentence(outcome, e, verdict)
+            if text:
+                out[f"reading/{e.architecture}"] = text
+            out[f"label/{e.architecture}"] = f"{e.architecture}: {verdict}; {verdict.robustness}."
+    told = interaction_sentence(gate, study[0])
+    if told:
+        out["interaction"] = told
+    return out
+
+
+def checklist(
+    intake: Intake,
+    outcome: Outcome,
+    options: Options,
+    *,
+    params: str,
+    prereg_hash: str | None,
+    findings: Sequence[Finding],
+    version: str,
+) -> dict[str, dict[str, str]]:
+    """Reporting checklist in four groups, filled in from what was done; what the table doesn't say is "not stated"."""
+    runs, fit = intake.runs, outcome.fit
+    law = "no law: cell means" if fit is None else f"{fit.law.key}: {fit.law.formula}"
+    dropped = sum(1 for f in findings if f.code == "BEST_OF_LR")
+    return {
+        "hypothesis": {
+            "law": law,
+            "estimand": f"{options.estimand}: loss(shallow) - loss(deep) at equal N and D; positive when deeper is better",
+            "N": f"{params} parameters", "FLOPs": options.flops,
+            "constraints": "none" if fit is None or not fit.law.fixed else ", ".join(fit.law.fixed),
+            "margin": f"{100 * options.margin:g} % compute = {outcome.margin:.3g} nats ({outcome.screen.source})",
+            "preregistration": prereg_hash or "none",
+        },
+        "training": {
+            "architectures": ", ".join(intake.architectures),
+            "shapes": str(len(runs.drop_duplicates(["depth", "width"]))),
+            "sizes (N)": _span(runs, "params"), "tokens (D)": _span(runs, "tokens"),
+            "runs": f"{len(runs)} with a final loss, {len(intake.lost)} lost",
+            "data": _values(runs, ("train_dataset", "eval_dataset", "corpus")), "repetition": _span(runs, "unique_tokens"),
+            "tokenizer (vocabulary)": _values(runs, ("vocab",)), "context": _values(runs, ("context",)),
+            "schedule": _values(runs, ("schedule",)), "learning rate": _values(runs, ("lr",)),
+            "batch": _values(runs, ("batch_tokens",)), "precision": _values(runs, ("precision", "dtype")),
+            "parametrization": _values(runs, ("parametrization",)),
+        },
+        "data collection": {
+            "rows per run": f"{len(intake.rows) / max(1, len(runs)):.3g}", "checkpoints": options.checkpoints,
+            "exclusions": "runs at other learning rates than the best" if dropped else "none",
+            "divergences": str(len(intake.lost)), "evaluation set": _values(runs, ("eval_dataset", "split")),
+            "smoothing": "none here",
+        },
+        "fitting": {
+            "objective": "least squares on cell means" if fit is None else fit.estimator.label,
+            "weights": "equal per cell" if fit is None else "as fitted",
+            "optimiser": "closed form" if fit is None else f"multistart, {fit.search.starts} starts, {fit.search.agreeing} agree",
+            "degree": "law" if outcome.model is None else f"{outcome.model.degree}, set by the design",
+            "error": outcome.method if outcome.model is None else f"{outcome.model.error} residual of cell means",
+            "interval": next((e.method for e in outcome.effects if e.estimand == "E1"), NOT_STATED),
+            "multiplicity": "Holm within estimand; max-t for differences", "version": version,
+        },
+    }  # fmt: skip
+
+
+def _span(runs: pd.DataFrame, column: str) -> str:
+    if column not in runs or runs[column].isna().all():
+        return NOT_STATED
+    low, high = float(runs[column].min()), float(runs[column].max())
+    return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
+
+
+def _values(runs: pd.DataFrame, columns: Sequence[str]) -> str:
+    for column in columns:
+        if column in runs and runs[column].notna().any():
+            values = list(dict.fromkeys(runs[column].dropna()))
+            told = ", ".join(f"{v:g}" if isinstance(v, int | float) else str(v) for v in values[:6])
+            return told + (f" and {len(values) - 6} more" if len(values) > 6 else "")
+    return NOT_STATED
+
+
+def _n(value: float) -> str:
+    return f"{value:.{_LOSS_DIGITS}f}"
+
+
+def _p(value: float) -> str:
+    if not math.isfinite(value):
+        return "not available"
+    return "< .001" if value < 0.001 else f"= {value:.3f}".replace("0.", ".", 1)
+
+
+def _count(value: float | None) -> str:
+    if value is None or not math.isfinite(value):
+        return "?"
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}"

@@ -7,6 +7,7 @@ therefore leaves old ids alone, and a changed default must come with a new SCHEM
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -26,6 +27,7 @@ from scalinglab.parametrization import Parametrization, parametrization
 from scalinglab.shapes import FFN, FlopConvention, Shape
 
 SCHEMA = "scalinglab/run-1"
+_fields = functools.cache(msgspec.structs.fields)  # it evaluates annotations at every call
 _LABELS = ("sweep", "match_group")  # they say where a run belongs, not what it is
 _UNSCALED = ("sp", "sp_gpt2")
 
@@ -406,7 +408,7 @@ def _differing(value: Any) -> Any:
     """Plain data of a Struct without the fields that equal their default (msgspec's omit_defaults compares by identity)."""
     if isinstance(value, msgspec.Struct):
         kept = {}
-        for field in msgspec.structs.fields(value):
+        for field in _fields(type(value)):
             given = getattr(value, field.name)
             empty = field.default_factory() if field.default_factory is not msgspec.NODEFAULT else msgspec.NODEFAULT
             if given != (field.default if field.default is not msgspec.NODEFAULT else empty):

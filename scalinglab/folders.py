@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from scalinglab.aliases import near
+from scalinglab.collecting import CONFIG, has_finished_runs
 from scalinglab.errors import SchemaError
 from scalinglab.tables import table_path
 
@@ -21,7 +22,7 @@ _PLAIN_STEMS = {"log", "logs", "metrics", "history", "results", "train", "progre
 
 @dataclass(frozen=True)
 class LogFile:
-    """One file to read, how to name it in messages, and the run_id that its place implies."""
+    """One file (or folder of the trainer) to read, how to name it in messages, and the run_id that its place implies."""
 
     path: Path
     shown: str  # as the user named it
@@ -41,6 +42,8 @@ def find_logs(path: PathLike, *, notes: list[str]) -> list[LogFile]:
     if not where.exists():
         siblings = [p.name for p in where.parent.iterdir()] if where.parent.is_dir() else []
         raise SchemaError(f"{text} does not exist{near(where.name, siblings)}")
+    if where.is_dir() and (trained := _trained(where, notes)):
+        return [trained]
     if not where.is_dir():
         if not where.is_file():
             raise SchemaError(f"{text} is not a regular file")
@@ -63,6 +66,16 @@ def find_logs(path: PathLike, *, notes: list[str]) -> list[LogFile]:
         LogFile(p, str(p), r if runs.count(r) == 1 else str(p.relative_to(where)))
         for p, r in zip(files, runs, strict=True)
     ]
+
+
+def _trained(where: Path, notes: list[str]) -> LogFile | None:
+    """A folder of the trainer as one log (see `scalinglab.collecting`); other files in it are named in `notes`."""
+    if not has_finished_runs(where):
+        return None
+    others = [p.name for p in sorted(where.iterdir()) if _is_log(p, where)] if not (where / CONFIG).is_file() else []
+    if others:
+        notes.append(f"{where}: the trainer's runs are read; passed over: {', '.join(others[:5])}")
+    return LogFile(where, str(where), where.resolve().name)
 
 
 def _is_log(path: Path, root: Path) -> bool:

@@ -111,10 +111,31 @@ def plan(sweep: Sweep) -> pd.DataFrame:
         As `expand`.
     """
     expansion = expand(sweep)
-    rows = [_row(run, miss) for run, miss in zip(expansion.runs, expansion.mismatch, strict=True)]
+    rows = [row(run, miss) for run, miss in zip(expansion.runs, expansion.mismatch, strict=True)]
     table = pd.DataFrame(rows)
     table.attrs["notes"] = list(expansion.notes)
     return table
+
+
+def row(run: RunConfig, mismatch: float = math.nan) -> dict[str, Any]:
+    """The line of the plan for one run: labels, sizes, counts by component, tokens and FLOPs of the whole training."""
+    shape = run.shape.build()
+    costs = {
+        convention: charge(shape, architecture=run.architecture, options=run.options, convention=convention)
+        for convention in ("6n", "causal", "full")
+    }
+    tokens = float(run.steps * run.batch_tokens)
+    counts, scaling = costs["causal"].params, run.scaling()
+    named = "; ".join([run.parametrization, *scaling.changes])  # "native" is one arm, whatever the architecture
+    return {
+        "run_id": run.run_id, "sweep": run.sweep, "match_group": run.match_group, "architecture": run.architecture,
+        "parametrization": named, "alpha": scaling.alpha, "seed": run.seed, "lr": run.lr,
+        "corpus": run.corpus, "depth": shape.depth, "width": shape.width, "heads": shape.heads, "kv_heads": shape.kv_heads,
+        "head_dim": shape.head_dim, "ffn_dim": shape.ffn_dim, "aspect": shape.aspect, "vocab": shape.vocab,
+        "context": shape.context, **{name: counts[name] for name in _COUNTS}, "mismatch": mismatch, "tokens": tokens,
+        "batch_tokens": run.batch_tokens, "steps": run.steps,
+        **{f"flops_{convention}": cost.flops * tokens for convention, cost in costs.items()},
+    }  # fmt: skip
 
 
 def _groups(sweep: Sweep) -> list[Matching | None]:
@@ -163,23 +184,3 @@ def _notes(sweep: Sweep, runs: list[RunConfig], removed: list[str]) -> list[str]
     if any(r.positions == "learned" for r in runs):
         notes.append("learned positions add context * width parameters to the embedding; the counts leave them out")
     return notes
-
-
-def _row(run: RunConfig, mismatch: float) -> dict[str, Any]:
-    shape = run.shape.build()
-    costs = {
-        convention: charge(shape, architecture=run.architecture, options=run.options, convention=convention)
-        for convention in ("6n", "causal", "full")
-    }
-    tokens = float(run.steps * run.batch_tokens)
-    counts, scaling = costs["causal"].params, run.scaling()
-    named = "; ".join([run.parametrization, *scaling.changes])  # "native" is one arm, whatever the architecture
-    return {
-        "run_id": run.run_id, "sweep": run.sweep, "match_group": run.match_group, "architecture": run.architecture,
-        "parametrization": named, "alpha": scaling.alpha, "seed": run.seed, "lr": run.lr,
-        "corpus": run.corpus, "depth": shape.depth, "width": shape.width, "heads": shape.heads, "kv_heads": shape.kv_heads,
-        "head_dim": shape.head_dim, "ffn_dim": shape.ffn_dim, "aspect": shape.aspect, "vocab": shape.vocab,
-        "context": shape.context, **{name: counts[name] for name in _COUNTS}, "mismatch": mismatch, "tokens": tokens,
-        "batch_tokens": run.batch_tokens, "steps": run.steps,
-        **{f"flops_{convention}": cost.flops * tokens for convention, cost in costs.items()},
-    }  # fmt: skip

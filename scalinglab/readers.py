@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from scalinglab import aliases, trackers
+from scalinglab.collecting import collect, digest
 from scalinglab.errors import ConfigError, SchemaError
 from scalinglab.expressions import names
 from scalinglab.folders import LogFile, PathLike, find_logs
@@ -105,7 +106,8 @@ def read_runs(
                 continue
             frames.append(frame)
             places.append(place)
-            sources.append({"path": source.shown, "sha256": sha256(source.path)})
+            content = digest(source.path) if source.path.is_dir() else sha256(source.path)
+            sources.append({"path": source.shown, "sha256": content})
     if not frames:
         raise SchemaError(f"no file in {given[0]} has a loss; " + "; ".join(notes[:3]))
     out, place = _join(frames, places, notes)
@@ -167,14 +169,19 @@ def _read_one(
             frame["loss"] = frame["loss"].where(~gone, np.nan)
             notes.append(f"{source.shown}: {int(gone.sum()):,} rows without a loss kept, since status says why")
     frame = validate(frame, source=place, key=key)
-    check_units(frame, source=source.shown, place=place, trusted=columns)
+    if not source.path.is_dir():  # the trainer's own units are known
+        check_units(frame, source=source.shown, place=place, trusted=columns)
     frame.attrs = {**attrs, "notes": notes}
     return frame, place
 
 
 def _read_raw(source: LogFile, keep: Keep, encoding: str, torn: Torn) -> RawTable:
     path = source.path
-    if "tfevents" in path.name:
+    if path.is_dir():
+        table = collect(path)
+        notes = [f"{source.shown}: {note}" for note in table.attrs["notes"]]
+        raw = RawTable(table.drop(columns="params"), lambda i: i + 1, "run", notes)
+    elif "tfevents" in path.name:
         raw = trackers.read_tensorboard(path)
     elif path.name == "trainer_state.json":
         raw = trackers.read_trainer_state(path)

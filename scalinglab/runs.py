@@ -158,6 +158,8 @@ def _fill_counts(
 ) -> None:
     if not {"depth", "width", "ffn_dim"} <= set(out.columns):
         return
+    if all(_floats(out, c).notna().all() for c in SCHEMA if c.startswith("params_")):
+        return  # nothing is missing
     depth, width, ffn_dim = (_floats(out, c) for c in ("depth", "width", "ffn_dim"))
     heads, head_dim, kv_heads = (_floats(out, c) for c in ("heads", "head_dim", "kv_heads"))
     head_dim = head_dim.fillna(width / heads)

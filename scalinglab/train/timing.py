@@ -191,7 +191,7 @@ def _affordable(kind: _Kind, seconds: float) -> bool:
     return (_WARM + 2) * kind.flops / (ASSUMED_PEAK * float(efficiency(kind.stack[0].shape.width))) < seconds
 
 
-class _Enough(Exception):  # noqa: N818  # no error: it ends a training that was only to be timed
+class _Enough(Exception):  # no error: it ends a training that was only to be timed
     pass
 
 

@@ -1,29 +1,30 @@
-"""The command line: each verb is a few lines over a function of the package.
-
-Results go to stdout, progress and warnings to stderr. Exit codes: 0 done; 1 done, but the result is not to be used as it is
-(no certified optimum, not identified, or an audit that blocks); 2 the input or the request can't be used.
-"""
+"""Verbs that read runs or a saved fit: fit, compare, frontier, audit, figure, table, laws, import, cite."""
 
 from __future__ import annotations
 
-import sys
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
-from scalinglab.errors import ConfigError, ScalinglabError, ScalinglabWarning
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from scalinglab.fitting import Fit
-
-Runs = Annotated[tuple[str, ...], tyro.conf.Positional]
-Pairs = tuple[str, ...]
-Convention = Literal["backbone", "total", "as given"]
+from scalinglab.cli.options import (
+    TABLES,
+    Convention,
+    Pairs,
+    Runs,
+    check_folder,
+    check_level,
+    check_out,
+    draw_all,
+    need_matplotlib,
+    numbers,
+    pairs,
+    read,
+    say,
+    write_csv,
+)
+from scalinglab.errors import ConfigError
 
 
 def fit(
@@ -81,30 +82,30 @@ def fit(
         seed, level, key = asked.seed, asked.level, tuple(asked.key)
         out = out or Path(str(asked.out))
     else:
-        source, held, mapping = list(runs), _numbers(fixed, "--fixed"), _pairs(columns, "--columns")
+        source, held, mapping = list(runs), numbers(fixed, "--fixed"), pairs(columns, "--columns")
         shared = share[0] if len(share) == 1 and share[0] in ("H0", "H1", "H2", "H3", "H4") else share
     if not runs:
         raise ConfigError("no run log is given: scalinglab fit runs.csv --law chinchilla")
     if figures is not None:
-        _need_matplotlib()
+        need_matplotlib()
     if law is None:
         raise ConfigError(
             "--law is missing: name one of `scalinglab laws`, e.g. --law chinchilla, or give a question.toml"
         )
-    _check_level(level)
-    _check_out(out, (".json",), source)
+    check_level(level)
+    check_out(out, (".json",), source)
     if figures is not None:
-        _check_folder(figures)
-    table = _read(source, mapping, where, params, key, encoding=encoding)
+        check_folder(figures)
+    table = read(source, mapping, where, params, key, encoding=encoding)
     from scalinglab.fitting import fit as fit_law
 
     made = fit_law(law, table, objective=objective, by=by, share=shared, fixed=held, weights=weights, rng=seed)
     print(made.to_frame(level).to_string() if quiet else made.summary(level))
     if out is not None:
         made.save(out)
-        _say(f"wrote {out}")
+        say(f"wrote {out}")
     if figures is not None:
-        _draw_all(made, figures, formats=("png",))
+        draw_all(made, figures, formats=("png",))
     return 0 if made.status in ("converged", "at_bound") else 1
 
 
@@ -139,19 +140,19 @@ def compare(
     from scalinglab.fitting import Fit
     from scalinglab.fitting import fit as fit_law
 
-    _check_out(out, _TABLES, runs)
+    check_out(out, TABLES, runs)
     if runs and all(r.endswith(".json") for r in runs):
         fits = {Path(r).stem: Fit.load(r) for r in runs}
     else:
-        table = _read(list(runs), _pairs(columns, "--columns"), where, params, key)
+        table = read(list(runs), pairs(columns, "--columns"), where, params, key)
         fits = {}
         for name in laws:
-            _say(f"fitting {name}")
+            say(f"fitting {name}")
             fits[name] = fit_law(name, table, objective=objective, rng=seed)
     made = compare_fits(fits, rng=seed)
     print(made.summary())
     if out is not None:
-        _write_csv(made.to_frame(), out)
+        write_csv(made.to_frame(), out)
     return 0
 
 
@@ -177,7 +178,7 @@ def frontier(
     from scalinglab.fitting import Fit
     from scalinglab.frontier import optimal
 
-    _check_out(out, _TABLES, [str(record)])
+    check_out(out, TABLES, [str(record)])
     fit = Fit.load(record)
     groups: Sequence[str | None] = fit.law.levels if fit.law.levels and group is None else (group,)
     tables = []
@@ -188,7 +189,7 @@ def frontier(
     if out is not None:
         import pandas as pd
 
-        _write_csv(pd.concat(tables, ignore_index=True), out)
+        write_csv(pd.concat(tables, ignore_index=True), out)
     return 0 if fit.status in ("converged", "at_bound") else 1
 
 
@@ -217,7 +218,7 @@ def audit(
     """
     from scalinglab.design import audit as audit_runs
 
-    made = audit_runs(_read(list(runs), _pairs(columns, "--columns"), where, params, key), law=law, sigma=sigma)
+    made = audit_runs(read(list(runs), pairs(columns, "--columns"), where, params, key), law=law, sigma=sigma)
     print(made.summary())
     return 0
 
@@ -239,10 +240,10 @@ def figure(
         out: Folder.
         formats: File formats.
     """
-    _check_folder(out)
+    check_folder(out)
     from scalinglab.fitting import Fit
 
-    drawn = _draw_all(Fit.load(record), out, names, formats)
+    drawn = draw_all(Fit.load(record), out, names, formats)
     return 0 if drawn else 1
 
 
@@ -313,12 +314,12 @@ def import_(
         torn: What to do with a last JSON line that was cut off.
         encoding: Of text files, e.g. latin-1.
     """
-    _check_out(out, _TABLES, runs)
-    table = _read(list(runs), _pairs(columns, "--columns"), where, params, key, torn, encoding)
+    check_out(out, TABLES, runs)
+    table = read(list(runs), pairs(columns, "--columns"), where, params, key, torn, encoding)
     from scalinglab.tables import write_table
 
     write_table(table, out)
-    _say(f"wrote {len(table):,} rows to {out}")
+    say(f"wrote {len(table):,} rows to {out}")
     return 0
 
 
@@ -335,159 +336,3 @@ def cite() -> int:
     for law in LAWS.values():
         print(f"{law.key}: {law.source}")
     return 0
-
-
-VERBS: dict[str, Callable[..., Any]] = {
-    "fit": fit,
-    "compare": compare,
-    "frontier": frontier,
-    "audit": audit,
-    "figure": figure,
-    "table": table,
-    "laws": laws,
-    "import": import_,
-    "cite": cite,
-}
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point of the command `scalinglab`."""
-    args = list(sys.argv[1:] if argv is None else argv)
-    if args[:1] == ["--version"]:
-        from scalinglab import __version__
-
-        print(f"scalinglab {__version__}")
-        sys.exit(0)
-    verb = args[0] if args and args[0] in VERBS else None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("default")
-            warnings.showwarning = _show_warning
-            if verb is not None:  # only the parser of the verb that is asked for is built
-                code = tyro.cli(VERBS[verb], prog=f"scalinglab {verb}", args=args[1:])
-            else:
-                code = tyro.extras.subcommand_cli_from_dict(VERBS, prog="scalinglab", description=_ABOUT, args=args)
-    except ScalinglabError as error:
-        _say(f"error: {error}")
-        sys.exit(2)
-    except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            sys.exit(0)
-        _say(f"error: {error.filename or 'a file'} can't be written or read ({error.strerror or error})")
-        sys.exit(2)
-    except KeyboardInterrupt:
-        _say("stopped; files that were written before are whole")
-        sys.exit(130)
-    sys.exit(code or 0)
-
-
-_ABOUT = (
-    "Shape-aware scaling laws with honest error bars. Exit codes: 0 done, 1 done but not to be used as it is "
-    "(not certified or not identified), 2 the input can't be used."
-)
-
-
-def _read(
-    source: Any,
-    columns: dict[str, str],
-    where: str | None,
-    params: Any,
-    key: tuple[str, ...] = (),
-    torn: Literal["error", "drop"] = "error",
-    encoding: str = "utf-8",
-) -> pd.DataFrame:
-    from scalinglab.readers import describe_mapping, read_runs
-
-    if not source or (not isinstance(source, str) and not all(s.strip() for s in source)):
-        raise ConfigError("no run log is given (or its name is empty): write a file, a folder or embedded:NAME")
-    table = read_runs(source, columns=columns, where=where, params=params, key=key, torn=torn, encoding=encoding)
-    _say(describe_mapping(table))
-    return table
-
-
-_TABLES = (".csv", ".csv.gz", ".parquet")
-
-
-def _check_out(out: Path | None, suffixes: tuple[str, ...], inputs: Sequence[str] | str) -> None:
-    """Refuse an output that can't be written or would overwrite an input, before any work is done."""
-    if out is None:
-        return
-    if not out.name.endswith(suffixes):
-        raise ConfigError(f"--out {out}: the name must end in {' or '.join(suffixes)}")
-    if out.is_dir():
-        raise ConfigError(f"--out {out} is a folder; name a file in it")
-    for given in [inputs] if isinstance(inputs, str) else inputs:
-        if out.exists() and Path(given).exists() and out.samefile(given):
-            raise ConfigError(f"--out {out} is also the input; give another name")
-    _check_folder(out.parent, "--out")
-
-
-def _check_folder(folder: Path, option: str = "--out") -> None:
-    for place in (folder, *folder.parents):
-        if place.exists():
-            if not place.is_dir():
-                raise ConfigError(f"{option}: {place} is a file, so nothing can be written below it")
-            return
-
-
-def _check_level(level: float) -> None:
-    if not 0 < level < 1:
-        raise ConfigError(f"--level {level:g}: give a number between 0 and 1, such as 0.95")
-
-
-def _pairs(given: Pairs, option: str) -> dict[str, str]:
-    out = {}
-    for text in given:
-        name, sign, value = text.partition("=")
-        if not (sign and name.strip() and value.strip()):
-            raise ConfigError(f"{option} {text!r}: write name=value, e.g. {option} params=size_M*1e6")
-        out[name.strip()] = value.strip()
-    return out
-
-
-def _numbers(given: Pairs, option: str) -> dict[str, float]:
-    out = {}
-    for name, value in _pairs(given, option).items():
-        try:
-            out[name] = float(value)
-        except ValueError:
-            raise ConfigError(f"{option} {name}={value!r} is not a number") from None
-    return out
-
-
-def _draw_all(
-    made: Fit, folder: Path, names: Sequence[str] = (), formats: Sequence[str] = ("png", "pdf")
-) -> list[Path]:
-    _need_matplotlib()
-    from scalinglab.report.drawing import draw
-
-    _say("drawing figures")
-    drawn, skipped = draw(made, folder, names=names, formats=formats)
-    for path in drawn:
-        _say(f"wrote {path}")
-    for name, why in skipped.items():
-        _say(f"no figure {name}: {why}")
-    return drawn
-
-
-def _need_matplotlib() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("matplotlib") is None:
-        raise ConfigError("figures need matplotlib: pip install 'scalinglab[plot]'")
-
-
-def _write_csv(table: pd.DataFrame, path: Path) -> None:
-    from scalinglab.tables import write_table
-
-    write_table(table if table.index.name is None else table.reset_index(), path)
-    _say(f"wrote {path}")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
-
-
-def _show_warning(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
-    name = "warning" if issubclass(category, ScalinglabWarning) else category.__name__
-    _say(f"{name}: {message}")

@@ -1,0 +1,290 @@
+"""Verbs that train: plan, train, collect, coords, probe. A sweep is a TOML file or embedded:NAME."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from scalinglab.cli.options import TABLES, check_folder, check_out, draw_named, need_matplotlib, say, write_csv
+from scalinglab.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SweepFile = Annotated[str, tyro.conf.Positional]
+Backend = Literal["auto", "torch", "native"]
+
+
+def plan(
+    sweep: SweepFile,
+    /,
+    sigma: float | None = None,
+    law: str | None = None,
+    timing: bool = True,
+    seconds: float = 20.0,
+    workers: int | None = None,
+    device: str = "cpu",
+    backend: Backend = "auto",
+    out: Path | None = None,
+) -> int:
+    """What a sweep would train, cost, take and be able to show, before a step is trained.
+
+    scalinglab plan embedded:tiny
+
+    Args:
+        sweep: A sweep file (TOML), or embedded:NAME.
+        sigma: Standard deviation of the final loss between seeds, nats, for the audit; 0.003 is assumed.
+        law: A law that the runs are meant for, judged besides the usual ones.
+        timing: Time a few steps on this machine to predict the wall time (needs torch).
+        seconds: Wall time that may be spent on timing.
+        workers: Processes that will train; all cores by default.
+        device: cpu, cuda, cuda:1, mps.
+        backend: Kernels: auto, torch, native.
+        out: Write the planned run table, one row per run (CSV or Parquet).
+    """
+    check_out(out, TABLES, [sweep])
+    from scalinglab.planning import plan as plan_runs
+    from scalinglab.sweeps import load_sweep
+
+    read = load_sweep(sweep)
+    table = plan_runs(read)
+    predicted, told = None, "not predicted (--no-timing)"
+    if timing and find_spec("torch") is None:
+        told = f"not predicted: {_TORCH}"
+    elif timing:
+        from scalinglab.train.timing import predict
+
+        say("timing a few steps")
+        predicted = predict(read, seconds=seconds, workers=workers, device=device, backend=backend)
+        told = f"about {_span(predicted.attrs['wall_seconds'])} ({predicted.attrs['basis']})"
+    print(f"Sweep {read.name}: {len(table):,} runs" + (f". {read.question}" if read.question else ""))
+    print(_shapes(table, predicted))
+    print(f"\ntokens {table['tokens'].sum():.3g}, FLOPs {table['flops_causal'].sum():.3g} (causal); wall time {told}")
+    for note in table.attrs["notes"]:
+        print(f"note: {note}")
+    print()
+    from scalinglab.design import audit
+
+    named = (table["match_group"] != "").any()
+    print(audit(table if named else table.drop(columns="match_group"), sigma=sigma, law=law).summary())
+    if out is not None:
+        write_csv(table, out)
+    return 0
+
+
+def train(
+    sweep: SweepFile,
+    /,
+    out: Path = Path("runs"),
+    workers: int | None = None,
+    device: str = "cpu",
+    backend: Backend = "auto",
+    engine: Literal["loky", "dask", "ray"] = "loky",
+    address: str | None = None,
+    shard: str = "1/1",
+    slurm: int | None = None,
+    quiet: bool = False,
+) -> int:
+    """Train the runs of a sweep that are not finished. Stop it at any time: the same command goes on.
+
+    scalinglab train embedded:tiny --out runs
+
+    Args:
+        sweep: A sweep file (TOML), or embedded:NAME.
+        out: Folder of the run directories; several launchers may share it.
+        workers: Processes of one thread each; all cores by default, 1 on a GPU.
+        device: cpu, cuda, cuda:1, mps.
+        backend: Kernels: auto, torch, native.
+        engine: Where the workers are: loky (this machine), dask or ray.
+        address: Of the Dask scheduler or Ray head; else a cluster on this machine is started.
+        shard: Part I/N of the sweep, for one task of a batch system.
+        slurm: Train nothing: print a Slurm array script with this many stacks per task.
+        quiet: Show no progress.
+    """
+    check_folder(out)
+    if slurm is not None:
+        from scalinglab.train.slurm import slurm_script
+
+        print(slurm_script(sweep, out, stacks_per_task=slurm), end="")
+        return 0
+    part = _shard(shard)
+    from scalinglab.sweeps import load_sweep
+
+    read = load_sweep(sweep)
+    _need_torch()
+    from scalinglab.train.launch import launch
+
+    made = launch(
+        read, out, workers=workers, device=device, backend=backend, engine=engine, address=address, shard=part,
+        progress=not quiet,
+    )  # fmt: skip
+    print(made.summary())
+    return 1 if made.failed else 0
+
+
+def collect(
+    folder: Annotated[Path, tyro.conf.Positional],
+    /,
+    out: Path | None = None,
+    checkpoints: bool = False,
+    unfinished: bool = False,
+) -> int:
+    """Run table of the trainer's folder; the other verbs also read the folder as it is.
+
+    scalinglab collect runs --out table.csv
+
+    Args:
+        folder: What `scalinglab train --out` wrote, or one run directory.
+        out: The table to write: .csv, .csv.gz or .parquet. Printed, shortened, without it.
+        checkpoints: One row per evaluation of each run instead of one per run.
+        unfinished: Take in the last evaluation of runs that have not ended.
+    """
+    check_out(out, TABLES, [str(folder)])
+    from scalinglab.collecting import collect as collect_runs
+
+    table = collect_runs(folder, checkpoints=checkpoints, unfinished=unfinished)
+    say(f"{len(table):,} rows, {table['run_id'].nunique():,} runs")
+    for note in table.attrs["notes"]:
+        say(f"note: {note}")
+    if out is not None:
+        write_csv(table, out)
+        return 0
+    shown = ["architecture", "depth", "width", "tokens", "lr", "seed", "loss", "loss_se", "excess", "status"]
+    print(table[[c for c in shown if c in table]].to_string(index=False))
+    return 0
+
+
+def coords(
+    sweep: SweepFile,
+    /,
+    seeds: int = 3,
+    out: Path | None = None,
+    figures: Path | None = None,
+) -> int:
+    """Coordinate checks of a sweep's architectures and parametrizations, over width and depth.
+
+    scalinglab coords embedded:tiny
+
+    Args:
+        sweep: A sweep file (TOML), or embedded:NAME.
+        seeds: How many.
+        out: Folder for a JSON record of each check.
+        figures: Folder for a figure per axis, as PNG.
+    """
+    if seeds < 1:
+        raise ConfigError(f"--seeds {seeds}: give 1 or more")
+    _check_folders(out, figures)
+    from scalinglab.sweeps import load_sweep
+
+    read = load_sweep(sweep)
+    _need_torch()
+    from scalinglab.train.coordcheck import coords as check_coordinates
+
+    checks = check_coordinates(read, seeds=range(seeds), report=say)
+    if not checks:
+        say("nothing to check: the shapes of this sweep don't differ from their base in width or depth")
+    for number, check in enumerate(checks, 1):
+        print(check.summary(), end="\n\n")
+        if out is not None:
+            name = f"{number:02d}-{check.architecture}-{check.axis}-{check.trainable}.json"
+            say(f"wrote {check.save(out / name)}")
+    if figures is not None:
+        for axis in sorted({check.axis for check in checks}):
+            draw_named("coords", [check for check in checks if check.axis == axis], figures / axis)
+    return 1 if any(check.verdict == "fail" for check in checks) else 0
+
+
+def probe(
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional],
+    /,
+    which: tuple[str, ...] = ("default",),
+    sequences: int = 64,
+    device: str = "cpu",
+    out: Path | None = None,
+    figures: Path | None = None,
+) -> int:
+    """Depth probes of trained runs: what each block does, and how many of them matter.
+
+    scalinglab probe runs/*-L8-*
+
+    Args:
+        runs: Run directories.
+        which: default, all, or names of probes.
+        sequences: Sequences of the evaluation set.
+        device: cpu, cuda, cuda:1, mps.
+        out: Folder for the records, RUN_ID.json; by default probes.json in each run directory.
+        figures: Folder for the figures depth_profile and layer_removal of these runs, as PNG.
+    """
+    if not runs:
+        raise ConfigError("no run directory is given: scalinglab probe runs/RUN_ID")
+    _check_folders(out, figures)
+    _need_torch()
+    from scalinglab.train.probes import probe_run
+
+    named = which[0] if len(which) == 1 and which[0] in ("default", "all") else which
+    reports = []
+    for run in runs:
+        report = probe_run(run, sequences=sequences, device=device, which=named)
+        reports.append(report)
+        print(report.summary(), end="\n\n")
+        say(f"wrote {report.save(run if out is None else out / f'{run.resolve().name}.json')}")
+    if figures is not None:
+        for name in ("depth_profile", "layer_removal"):
+            draw_named(name, reports, figures)
+    return 0
+
+
+_TORCH = "training needs torch: pip install 'scalinglab[train]' (for a CPU build add --extra-index-url https://download.pytorch.org/whl/cpu)"
+
+
+def _check_folders(out: Path | None, figures: Path | None) -> None:
+    for folder in (out, figures):
+        if folder is not None:
+            check_folder(folder)
+    if figures is not None:
+        need_matplotlib()
+
+
+def _need_torch() -> None:
+    if find_spec("torch") is None:
+        raise ConfigError(_TORCH)
+
+
+def _shard(text: str) -> tuple[int, int]:
+    index, slash, count = text.partition("/")
+    if not (slash and index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+        raise ConfigError(f"--shard {text!r}: write I/N with I from 1 to N, e.g. 1/4")
+    return int(index), int(count)
+
+
+def _shapes(table: pd.DataFrame, predicted: pd.DataFrame | None) -> str:
+    """One line per cell (architecture x shape x budget ...): its size, cost and how many runs it has."""
+    keys = [
+        "match_group", "corpus", "architecture", "parametrization", "depth", "width", "heads", "ffn_dim", "params_backbone",
+        "mismatch", "tokens", "steps",
+    ]  # fmt: skip
+    keys = [k for k in keys if table[k].notna().any() and (table[k] != "").any()]
+    keys = [k for k in keys if k not in ("corpus", "match_group", "parametrization") or len(set(table[k])) > 1]
+    table = (
+        table
+        if predicted is None
+        else table.merge(predicted[["run_id", "seconds", "peak_share", "basis"]], on="run_id")
+    )
+    sums = {"runs": ("run_id", "size"), "flops": ("flops_causal", "sum")}
+    if predicted is not None:
+        sums |= {"seconds": ("seconds", "sum"), "of_peak": ("peak_share", "mean"), "basis": ("basis", "first")}
+    cells = table.groupby(keys, dropna=False, sort=False).agg(**sums).reset_index()
+    form = {
+        "mismatch": "{:+.4f}".format, "tokens": "{:,.0f}".format, "flops": "{:.3g}".format, "seconds": "{:,.0f}".format,
+        "of_peak": "{:.0%}".format, "params_backbone": "{:,.0f}".format,
+    }  # fmt: skip
+    shown: str = cells.to_string(index=False, formatters={k: v for k, v in form.items() if k in cells})
+    return shown
+
+
+def _span(seconds: float) -> str:
+    minutes = seconds / 60
+    return f"{seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"

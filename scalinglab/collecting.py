@@ -1,0 +1,279 @@
+"""Run directories of the trainer -> one run table, ready for `fit`, `audit` and `compare`.
+
+    out/<run_id>/config.toml    what the run is
+    out/<run_id>/log.jsonl      a line per measurement
+    out/<run_id>/summary.json   how it ended; written last, so a directory without it is unfinished
+
+Nothing here needs torch. Directories are read one after the other; only the rows of the table stay in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pandas as pd
+
+from scalinglab.config import RunConfig
+from scalinglab.errors import ConfigError, SchemaError
+from scalinglab.planning import row
+from scalinglab.runs import declare_params
+from scalinglab.schema import ordered
+
+CONFIG, LOG, SUMMARY = "config.toml", "log.jsonl", "summary.json"
+SUMMARY_SCHEMA = "scalinglab/summary-1"
+_STATUSES = ("finished", "diverged")
+_SHOWN = 5  # troubles named one by one for each file or kind
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """summary.json of a run, as far as a run table reads it."""
+
+    schema: str
+    run_id: str
+    status: str
+    step: int
+    tokens: float
+    loss: float | None = None
+    loss_se: float | None = None
+    excess: float | None = None
+    excess_se: float | None = None
+    floor: float | None = None
+    loss_initial: float | None = None
+    last_finite_loss: float | None = None
+    seconds: float | None = None
+    tokens_per_second: float | None = None
+    stack_size: int | None = None
+    device: str | None = None
+    backend: str | None = None
+    torch: str | None = None
+    corpus_fingerprint: str | None = None
+    weights_sha256: str | None = None
+    by_difficulty: dict[str, dict[str, float | None]] | None = None
+
+
+@dataclass
+class _Notes:
+    """What is said about the folder: every file and line that was not taken, with the reason."""
+
+    unfinished: list[str] = field(default_factory=list)
+    trouble: list[str] = field(default_factory=list)
+
+    def told(self) -> list[str]:
+        notes = list(self.trouble)
+        if self.unfinished:
+            more = len(self.unfinished) - _SHOWN
+            shown = ", ".join(self.unfinished[:_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
+            notes.append(f"{len(self.unfinished):,} unfinished runs (no {SUMMARY}) left out: {shown}")
+        return notes
+
+
+def collect(folder: str | Path, *, checkpoints: bool = False, unfinished: bool = False) -> pd.DataFrame:
+    """Run table of the trainer's run directories.
+
+    Parameters
+    ----------
+    folder : path
+        The trainer's output folder, or one run directory in it.
+    checkpoints : bool
+        One row per evaluation of the log instead of one per run; the evaluation before training is left out.
+    unfinished : bool
+        Take in the last evaluation of runs that have not ended, with status "unfinished".
+
+    Returns
+    -------
+    DataFrame
+        Columns of a run table with sizes, counts by component and FLOPs (of the tokens seen, in three conventions), loss
+        (nats per token) with its standard error, status, and what else the summary measured (excess over the floor,
+        seconds, ...). A diverged run has no loss; `last_finite_loss` says where it was. Rows in the order of run ids.
+        Columns in which every value is missing are left out.
+        attrs: params ("backbone"), key, source (path, sha256 of configs and summaries) and notes: unfinished runs, and
+        every directory or line that was not accepted.
+
+    Raises
+    ------
+    SchemaError
+        The folder is not there, or holds no run that can be taken.
+    """
+    where = Path(folder)
+    if not where.is_dir():
+        raise SchemaError(f"{where} is not a folder; give the folder that `scalinglab train --out` wrote")
+    notes, rows = _Notes(), []
+    for directory in run_directories(where):
+        rows += _rows(directory, notes, checkpoints=checkpoints, unfinished=unfinished)
+    if not rows:
+        told = "; ".join(notes.told()) or f"no folder in it has a {CONFIG}"
+        raise SchemaError(f"{where} has no finished run: {told}")
+    table = pd.DataFrame(rows)
+    table = table[[c for c in ordered(table.columns) if not (table[c].isna() | (table[c] == "")).all() or c == "loss"]]
+    table.attrs = {
+        "source": [{"path": str(where), "sha256": digest(where)}], "notes": notes.told(),
+        "mapping": {c: c for c in table.columns}, "key": [],
+    }  # fmt: skip
+    return declare_params(table, "backbone")
+
+
+def is_run_directory(path: str | Path) -> bool:
+    """Whether the trainer wrote this folder: it has config.toml, and summary.json or log.jsonl."""
+    there = Path(path)
+    return (there / CONFIG).is_file() and ((there / SUMMARY).is_file() or (there / LOG).is_file())
+
+
+def has_finished_runs(folder: str | Path) -> bool:
+    """Whether a folder is the trainer's: it is, or one right below it is, a directory with config.toml and summary.json."""
+    return any((directory / SUMMARY).is_file() for directory in run_directories(folder))
+
+
+def run_directories(folder: str | Path) -> Iterator[Path]:
+    """The run directories of a folder in the order of their names; itself if it is one."""
+    where = Path(folder)
+    if is_run_directory(where):
+        yield where
+        return
+    with os.scandir(where) as entries:
+        names = sorted(e.name for e in entries if not e.name.startswith(".") and e.is_dir())
+    for name in names:
+        if (where / name / CONFIG).is_file():
+            yield where / name
+
+
+def is_finished(directory: str | Path) -> bool:
+    """Whether a run directory has the summary of its own run."""
+    summary = _summary(Path(directory))
+    return isinstance(summary, Summary) and summary.run_id == Path(directory).resolve().name
+
+
+def digest(folder: str | Path) -> str:
+    """SHA-256 over configs and summaries of all run directories, hex."""
+    total = hashlib.sha256()
+    for directory in run_directories(folder):
+        for name in (CONFIG, SUMMARY):
+            path = directory / name
+            content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "-"
+            total.update(f"{directory.name}/{name} {content}\n".encode())
+    return total.hexdigest()
+
+
+# ---- one directory ---------------------------------------------------------------------------------------------------------
+def _rows(directory: Path, notes: _Notes, *, checkpoints: bool, unfinished: bool) -> list[dict[str, Any]]:
+    try:
+        config = RunConfig.load(directory / CONFIG)
+    except ConfigError as error:
+        notes.trouble.append(f"{directory.name} not accepted: {error}")
+        return []
+    if config.run_id != directory.resolve().name:
+        notes.trouble.append(f"{directory.name} not accepted: its {CONFIG} is of run {config.run_id}")
+        return []
+    summary = _summary(directory)
+    if isinstance(summary, str):
+        notes.trouble.append(f"{directory.name} not accepted: {summary}")
+        return []
+    if summary is None and not unfinished:
+        notes.unfinished.append(config.run_id)
+        return []
+    if summary is not None and summary.run_id != config.run_id:
+        notes.trouble.append(f"{directory.name} not accepted: its {SUMMARY} is of run {summary.run_id}")
+        return []
+    planned = row(config)
+    if summary is not None and not checkpoints:
+        measured = {k: v for k, v in msgspec.structs.asdict(summary).items() if k not in ("schema", "by_difficulty")}
+        if summary.status != "finished":
+            measured["loss"] = measured["loss_se"] = None
+        for level, found in (summary.by_difficulty or {}).items():
+            measured |= {f"{name}_difficulty_{level}": found.get(name) for name in ("loss", "accuracy")}
+        return [_seen(planned, summary.step, summary.tokens) | measured]
+    lines = [line for line in evaluations(directory / LOG, config, trouble=notes.trouble) if line["step"] > 0]
+    if summary is None:
+        lines = lines if checkpoints else lines[-1:]
+    status = "unfinished" if summary is None else summary.status
+    kept = ("loss", "loss_se", "excess", "excess_se")
+    return [
+        _seen(planned, line["step"], line["tokens"]) | {"status": status} | {k: line[k] for k in kept if k in line}
+        for line in lines
+    ]
+
+
+def evaluations(path: Path, config: RunConfig, *, trouble: list[str] | None = None) -> Iterator[dict[str, Any]]:
+    """Evaluation lines of a log, one at a time; what is torn or foreign is named in `trouble` and passed over.
+
+    A line counts if it is a JSON object of kind "train" or "eval" with a finite loss, whose step comes after that of the
+    line of its kind before it and whose tokens are step times tokens per step.
+    """
+    named: list[str] = [] if trouble is None else trouble
+    last = {"train": -1, "eval": -1}
+    refused = 0
+    if not path.is_file():
+        named.append(f"{path.parent.name}/{path.name} is missing")
+        return
+    with path.open("rb") as handle:
+        for number, text in enumerate(handle, 1):
+            line, why = _line(text, config, last)
+            if why:
+                refused += 1
+                if refused <= _SHOWN:
+                    named.append(f"{path.parent.name}/{path.name}, line {number} not accepted: {why}")
+                continue
+            last[line["kind"]] = line["step"]
+            if line["kind"] == "eval":
+                yield line
+    if refused > _SHOWN:
+        named.append(f"{path.parent.name}/{path.name}: {refused - _SHOWN:,} more lines not accepted")
+
+
+def _line(text: bytes, config: RunConfig, last: dict[str, int]) -> tuple[dict[str, Any], str]:
+    """A line of the log, or why it isn't one."""
+    if not text.endswith(b"\n"):
+        return {}, "it was cut off"
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}, "not JSON"
+    if not isinstance(line, dict) or line.get("kind") not in last:
+        return {}, 'no record of kind "train" or "eval"'
+    step, loss = line.get("step"), line.get("loss")
+    if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= config.steps:
+        return {}, f"step {step!r} is none of this run's {config.steps:,}"
+    if step <= last[line["kind"]]:
+        return {}, f"step {step:,} comes after step {last[line['kind']]:,}"
+    if line.get("tokens") != step * config.batch_tokens:
+        return {}, f"tokens are {line.get('tokens')!r}, not step x {config.batch_tokens:,}"
+    if line["kind"] == "eval" and not (isinstance(loss, (int, float)) and math.isfinite(loss)):
+        return {}, f"loss {loss!r} is not a finite number"
+    return line, ""
+
+
+def _seen(planned: dict[str, Any], step: int, tokens: float) -> dict[str, Any]:
+    """The planned row with what was trained in place of what was planned."""
+    share = tokens / planned["tokens"]
+    flops = {name: value * share for name, value in planned.items() if name.startswith("flops_")}
+    return {k: v for k, v in planned.items() if k not in ("steps", "mismatch")} | flops | {
+        "tokens": float(tokens), "step": step,
+    }  # fmt: skip
+
+
+def _summary(directory: Path) -> Summary | str | None:
+    """The summary, None where there is none yet, or why it isn't one."""
+    try:
+        data = (directory / SUMMARY).read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return f"{SUMMARY} can't be read ({error.strerror})"
+    try:
+        found = msgspec.json.decode(data, type=Summary)
+    except msgspec.DecodeError as error:
+        return f"{SUMMARY} is torn or foreign ({error})"
+    if found.schema != SUMMARY_SCHEMA:
+        return f"{SUMMARY} has schema {found.schema!r}, not {SUMMARY_SCHEMA!r}"
+    if found.status not in _STATUSES:
+        return f"{SUMMARY} has status {found.status!r}, none of {', '.join(_STATUSES)}"
+    if found.status == "finished" and (found.loss is None or not math.isfinite(found.loss)):
+        return f"{SUMMARY} is finished with the loss {found.loss!r}"
+    return found

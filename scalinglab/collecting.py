@@ -57,6 +57,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     corpus_fingerprint: str | None = None
     weights_sha256: str | None = None
     by_difficulty: dict[str, dict[str, float | None]] | None = None
+    held_out_by_difficulty: dict[str, dict[str, float | None]] | None = None
 
 
 @dataclass
@@ -183,11 +184,17 @@ def _rows(directory: Path, notes: _Notes, *, checkpoints: bool, unfinished: bool
         return []
     planned = row(config)
     if summary is not None and not checkpoints:
-        measured = {k: v for k, v in msgspec.structs.asdict(summary).items() if k not in ("schema", "by_difficulty")}
+        tables = {"": summary.by_difficulty, "held_out_": summary.held_out_by_difficulty}
+        measured = {
+            k: v
+            for k, v in msgspec.structs.asdict(summary).items()
+            if k != "schema" and not k.endswith("by_difficulty")
+        }
         if summary.status != "finished":
             measured["loss"] = measured["loss_se"] = None
-        for level, found in (summary.by_difficulty or {}).items():
-            measured |= {f"{name}_difficulty_{level}": found.get(name) for name in ("loss", "accuracy")}
+        for split, table in tables.items():
+            for level, found in (table or {}).items():
+                measured |= {f"{split}{name}_difficulty_{level}": found.get(name) for name in ("loss", "accuracy")}
         return [_seen(planned, summary.step, summary.tokens) | measured]
     lines = [line for line in evaluations(directory / LOG, config, trouble=notes.trouble) if line["step"] > 0]
     if summary is None:

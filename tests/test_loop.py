@@ -15,6 +15,7 @@ pytest.importorskip("torch")
 import msgspec
 import torch
 
+from scalinglab.collecting import collect
 from scalinglab.config import Evaluation, Optimizer, RunConfig, Schedule, ShapeSpec
 from scalinglab.errors import ConfigError, ScalinglabWarning
 from scalinglab.train import checkpoints, fused
@@ -76,6 +77,15 @@ def test_what_a_run_leaves(tmp_path):
         model = build(config)
         model.load_state_dict(torch.load(tmp_path / config.run_id / "weights.pt", weights_only=True))
         assert sum(p.numel() for p in model.parameters()) == summary["params"]
+
+
+def test_combinations_that_training_never_shows_are_evaluated_apart(tmp_path):
+    options = {"rules": [110, 30], "max_steps": 2, "held_out": [[110, 1], [30, 2]], "width": 8}
+    summary = train([with_(corpus_options=options)], tmp_path)[0]
+    assert set(summary["held_out_by_difficulty"]) == set(summary["by_difficulty"]) == {"1", "2"}
+    row = collect(tmp_path).iloc[0]
+    assert row["held_out_loss_difficulty_2"] == summary["held_out_by_difficulty"]["2"]["loss"]
+    assert "held_out_by_difficulty" not in train([CONFIG], tmp_path)[0]
 
 
 def test_a_finished_run_is_left_alone(tmp_path):

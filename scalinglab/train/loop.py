@@ -153,7 +153,11 @@ class _Run:
             raise ConfigError(
                 f"corpus {first.corpus!r} has {self.corpus.vocab} symbols, more than shape.vocab={first.shape.vocab}"
             )
-        self.held_out: Evaluation = self.corpus.evaluation(first.evaluation.sequences, first.shape.context)  # type: ignore[attr-defined]
+        self.fixed: Evaluation = self.corpus.evaluation(first.evaluation.sequences, first.shape.context)  # type: ignore[attr-defined]
+        # Combinations that training never shows, where the corpus keeps some apart.
+        self.unseen: Evaluation | None = None
+        if getattr(self.corpus, "held_out", ()):
+            self.unseen = self.corpus.evaluation(first.evaluation.sequences, first.shape.context, split="held_out")  # type: ignore[attr-defined]
         self.stack = Stack(self.configs, device=self.device)
         self.backend = _choose_kernels(self.stack, first, backend)
         self.logs: list[RunLog] = []
@@ -224,14 +228,12 @@ class _Run:
         self.since, self.counted = [0.0] * len(self.configs), 0
         return means
 
+    def _scores(self, evaluation: Evaluation) -> list[Score]:
+        replicas, model = len(self.configs), self.stack.model
+        return evaluate(model, evaluation, replicas=replicas, device=self.device, autocast=self._autocast)
+
     def _evaluate(self, step: int) -> list[Score]:
-        scores = evaluate(
-            self.stack.model,
-            self.held_out,
-            replicas=len(self.configs),
-            device=self.device,
-            autocast=self._autocast,
-        )
+        scores = self._scores(self.fixed)
         tokens = step * self.configs[0].batch_tokens
         for log, score, alive in zip(self.logs, scores, self.stack.alive.tolist(), strict=False):
             if alive:
@@ -312,6 +314,7 @@ class _Run:
     def _finish(self) -> list[Summary]:
         self._checkpoint()  # so that a crash between two summaries ends in the same bytes
         scores = self._evaluate(self.stack.step)
+        unseen = [None] * len(self.configs) if self.unseen is None else self._scores(self.unseen)
         summaries = []
         if not self.team.leads:
             self.team.wait()
@@ -323,7 +326,7 @@ class _Run:
             if summary is None:  # a crash may have come between the summaries of a stack
                 weights = self.stack.weights(k)
                 write_atomically(folder / "weights.pt", checkpoints.encode(weights))
-                summary = self._summary(k, config, score, _digest(weights))
+                summary = self._summary(k, config, score, unseen[k]) | {"weights_sha256": _digest(weights)}
                 write_atomically(
                     folder / "summary.json", msgspec.json.format(msgspec.json.encode(summary), indent=1) + b"\n"
                 )
@@ -332,7 +335,7 @@ class _Run:
         self.team.wait()
         return summaries
 
-    def _summary(self, k: int, config: RunConfig, score: Score, digest: str) -> Summary:
+    def _summary(self, k: int, config: RunConfig, score: Score, unseen: Score | None) -> Summary:
         alive, fields = bool(self.stack.alive[k]), _finite(score.fields())
         # A run that ends worse than it began has diverged as much as one that ends in infinity.
         worse = "loss" not in fields or fields["loss"] > self.initial[k]
@@ -350,6 +353,7 @@ class _Run:
             "last_finite_loss": self.last_finite[k],
             "floor": self.corpus.floor(config.shape.context),
             "by_difficulty": score.by_difficulty() if alive else None,
+            "held_out_by_difficulty": unseen.by_difficulty() if alive and unseen is not None else None,
             "params": sum(p[k].numel() for p in self.stack.views),
             "seconds": self.seconds / len(self.configs),
             "tokens_per_second": len(self.configs) * tokens / max(self.seconds, 1e-9),
@@ -359,7 +363,6 @@ class _Run:
             "torch": str(torch.__version__),
             "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads",
             "corpus_fingerprint": self.corpus.fingerprint,
-            "weights_sha256": digest,
         }
         return {name: value for name, value in summary.items() if value is not None}
 

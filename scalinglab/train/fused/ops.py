@@ -168,7 +168,7 @@ class Kernels:
             [k, b, t, m, s], or [k, 1, 1, m, s] where all tokens of a replica share them.
         sources_kbtsd : Tensor
         """
-        lead, (sums, count) = sources_kbtsd.shape[:3], weights.shape[-2:]
+        lead, count = sources_kbtsd.shape[:3], weights.shape[-1]
         if weights.dim() != 5 or weights.shape[:3] not in (lead, (lead[0], 1, 1)) or count != sources_kbtsd.shape[-2]:
             raise ConfigError(f"weights {tuple(weights.shape)} don't fit sources {tuple(sources_kbtsd.shape)}")
         for name, x in (("weights", weights), ("sources", sources_kbtsd)):

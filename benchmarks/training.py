@@ -75,7 +75,7 @@ def _ours(text: Path, shapes, seeds: int, batch: int, steps: int, backend: str, 
     sweep = text.with_name("sweep.toml")
     sweep.write_text(
         f'name = "benchmark"\nseeds = {list(range(seeds))}\n{blocks}\n[run]\nlr = 1e-3\ntokens = {steps * batch * CONTEXT}\n'
-        f'batch = {batch}\ncorpus = "text"\npositions = "learned"\n[run.corpus_options]\npath = "{text}"\n'
+        f'batch = {batch}\ncorpus = "text"\npositions = "learned"\n[run.corpus_options]\npath = "{text}"\npacking = "uint8"\n'
         "[run.evaluation]\nsequences = 16\n"
     )
     command = [sys.executable, "-m", "scalinglab", "train", str(sweep), "--out", str(out), "--backend", backend]
@@ -86,7 +86,9 @@ def _ours(text: Path, shapes, seeds: int, batch: int, steps: int, backend: str, 
 
 def _timed(command: list[str], environment: dict[str, str]) -> float:
     began = time.time()
-    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed: {done.stderr.strip()[-500:]}")
     return time.time() - began
 
 

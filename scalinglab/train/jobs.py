@@ -172,11 +172,15 @@ def pending(jobs: Sequence[Job], finished: Iterable[str], begun: Iterable[Stack]
     return out
 
 
-def stack_key(run: RunConfig) -> str:
-    """What runs must share to be trained as one stack, as text."""
+def shared(run: RunConfig) -> RunConfig:
+    """What runs must share to be trained as one stack: everything but seed, lr, weight decay, clipping and labels."""
     optimizer = msgspec.structs.replace(run.optimizer, weight_decay=0.0, grad_clip=1.0)
-    shared = msgspec.structs.replace(run, seed=0, lr=1.0, optimizer=optimizer, sweep="", match_group="")
-    return json.dumps(tomlfile.plain(shared), sort_keys=True)
+    return msgspec.structs.replace(run, seed=0, lr=1.0, optimizer=optimizer, sweep="", match_group="")
+
+
+def stack_key(run: RunConfig) -> str:
+    """`shared` as text."""
+    return json.dumps(tomlfile.plain(shared(run)), sort_keys=True)
 
 
 def _family(run: RunConfig) -> str:

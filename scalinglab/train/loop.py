@@ -16,11 +16,10 @@ import platform
 import signal
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -28,9 +27,10 @@ import torch
 from torch import Tensor
 
 from scalinglab.config import RunConfig
-from scalinglab.errors import ConfigError, ScalinglabWarning
+from scalinglab.errors import ConfigError
 from scalinglab.tables import write_atomically
-from scalinglab.train import checkpoints, fused
+from scalinglab.train import checkpoints
+from scalinglab.train.backends import Backend, choose_kernels, open_device
 from scalinglab.train.corpora import Corpus, Evaluation, open_corpus, training_stream
 from scalinglab.train.evaluating import Score, evaluate
 from scalinglab.train.runlog import RunLog, is_logged
@@ -39,7 +39,6 @@ from scalinglab.train.stack import Stack
 from scalinglab.train.team import Team, join
 
 SCHEMA = "scalinglab/summary-1"
-Backend: TypeAlias = Literal["auto", "torch", "native"]
 Summary: TypeAlias = dict[str, Any]
 
 
@@ -99,7 +98,7 @@ def train(
     if all(summary is not None for summary in found):
         return [summary for summary in found if summary is not None]
     team = join(configs[0].batch)
-    run = _Run(tuple(configs), Path(out), _device(device), team)
+    run = _Run(tuple(configs), Path(out), open_device(device), team)
     run.prepare(backend)
     with _stop_signal() as stopped:
         summaries = run.go(stopped, checkpoint_seconds, report)
@@ -159,7 +158,7 @@ class _Run:
         if getattr(self.corpus, "held_out", ()):
             self.unseen = self.corpus.evaluation(first.evaluation.sequences, first.shape.context, split="held_out")  # type: ignore[attr-defined]
         self.stack = Stack(self.configs, device=self.device)
-        self.backend = _choose_kernels(self.stack, first, backend)
+        self.backend = choose_kernels(self.stack, first, backend)
         self.logs: list[RunLog] = []
         if self.team.leads:
             for config in self.configs:
@@ -370,52 +369,6 @@ class _Run:
         if self.configs[0].precision != "bf16":
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
-
-
-def _choose_kernels(stack: Stack, config: RunConfig, backend: Backend) -> str:
-    """Switch a stack to the native kernels where that is asked for and possible; returns what runs it.
-
-    Warns
-    -----
-    ScalinglabWarning
-        With "auto", where only the machine stands in the way.
-    """
-    if backend == "torch":
-        return "torch"
-    if backend not in ("auto", "native"):
-        raise ConfigError(f"backend={backend!r} is unknown; choose auto, torch or native")
-    unfit = _unfit(stack, config)
-    reason = unfit or fused.available()
-    if reason is None:
-        stack.model.use(fused.load())
-        return "native"
-    if backend == "native":
-        raise ConfigError(f"backend='native' can't run here: {reason}")
-    if not unfit:
-        warnings.warn(
-            f"training with torch instead of the faster native kernels: {reason}", ScalinglabWarning, stacklevel=2
-        )
-    return "torch"
-
-
-def _unfit(stack: Stack, config: RunConfig) -> str | None:
-    """Why these runs are not for the native kernels on any machine."""
-    if config.precision != "fp32":
-        return f"the native kernels compute in fp32, not in {config.precision}"
-    device = stack.params.device
-    return f"the native kernels run on the CPU, not on {device}" if device.type != "cpu" else None
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).split("\n")[0]
-        raise ConfigError(f"device={name!r} can't be used here: {reason}") from None
-    if device.type == "meta":
-        raise ConfigError("device='meta' has no data to train on; take cpu, cuda or mps")
-    return device
 
 
 def _trunk_step(path: Path) -> int:

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from scalinglab.config import RunConfig
 from scalinglab.errors import ConfigError
+from scalinglab.train.jobs import shared
 from scalinglab.train.model import Model
 from scalinglab.train.roles import retag, tags
 from scalinglab.train.scaling import build, draw, groups
-
-_FREE = {"seed": 0, "lr": 1.0, "sweep": "", "match_group": ""}  # where the runs of a stack may differ: neutral values
 
 
 class Stack:
@@ -155,20 +154,14 @@ def check_stackable(configs: Sequence[RunConfig]) -> None:
     """Raise ConfigError unless the runs can be trained as one model."""
     if not configs:
         raise ConfigError("a stack needs at least one run")
-    first = stack_key(configs[0])
+    first = shared(configs[0])
     for config in configs[1:]:
-        if (other := stack_key(config)) != first:
+        if (other := shared(config)) != first:
             field = next(f for f in first.__struct_fields__ if getattr(first, f) != getattr(other, f))
             raise ConfigError(
                 f"runs {configs[0].run_id} and {config.run_id} differ in {field}; a stack's runs may differ in seed, lr, "
                 "weight decay and clipping only"
             )
-
-
-def stack_key(config: RunConfig) -> RunConfig:
-    """The run without what may differ in a stack: runs with equal keys can be stacked."""
-    optimizer = msgspec.structs.replace(config.optimizer, weight_decay=0.0, grad_clip=1.0)
-    return msgspec.structs.replace(config, optimizer=optimizer, **_FREE)
 
 
 def _replace_parameters(model: Model, shapes: dict[str, torch.Size], params_kp: Tensor) -> list[nn.Parameter]:

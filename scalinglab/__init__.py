@@ -17,6 +17,7 @@ __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
     from scalinglab.comparison import Comparison, compare
+    from scalinglab.depth_benefit import DepthReport, depth_benefit
     from scalinglab.design import Audit, audit
     from scalinglab.errors import (
         ConfigError,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "comparison": ("Comparison", "compare"),
+    "depth_benefit": ("DepthReport",),
     "design": ("Audit", "audit"),
     "errors": (
         "ConfigError", "ConvergenceWarning", "DroppedRunsWarning", "FitError", "IdentifiabilityWarning", "ScalinglabError",
@@ -65,6 +67,7 @@ __all__ = [
     "Comparison",
     "ConfigError",
     "ConvergenceWarning",
+    "DepthReport",
     "DroppedRunsWarning",
     "Fit",
     "FitError",
@@ -86,6 +89,7 @@ __all__ = [
     "bootstrap",
     "compare",
     "delta",
+    "depth_benefit",
     "fieller",
     "fit",
     "jackknife",
@@ -99,6 +103,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "depth_benefit":  # the package, which is callable: one object under this name, however it is imported
+        return import_module("scalinglab.depth_benefit")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'scalinglab' has no attribute {name!r}")
     value = getattr(import_module(f"scalinglab.{_MODULE_OF[name]}"), name)

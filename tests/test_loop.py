@@ -176,7 +176,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path):
     stop_at(23, tmp_path / "cut")
     path = tmp_path / "cut" / ".stacks" / stack_id([CONFIG]) / "checkpoint.pt"
     path.write_bytes(path.read_bytes()[:-300])
-    with pytest.warns(ScalinglabWarning, match="is damaged .* using the one before it"):
+    with pytest.warns(ScalinglabWarning, match="is damaged or of other runs; using the one before it"):
         train([CONFIG], tmp_path / "cut")
     assert bytes_of(tmp_path / "cut", CONFIG) == bytes_of(tmp_path / "whole", CONFIG)
 
@@ -188,7 +188,7 @@ def test_a_checkpoint_is_data_and_never_code(tmp_path):
 
     torch.save({"params": Evil()}, tmp_path / "checkpoint.pt")
     with pytest.warns(ScalinglabWarning, match="damaged"):
-        assert checkpoints.load(tmp_path) is None
+        assert checkpoints.load(tmp_path, fits=lambda state: True) is None
 
 
 def test_a_torn_line_is_no_line(tmp_path):
@@ -201,13 +201,27 @@ def test_a_torn_line_is_no_line(tmp_path):
     assert bytes_of(tmp_path / "cut", CONFIG) == bytes_of(tmp_path / "whole", CONFIG)
 
 
-def test_lost_lines_start_the_run_over(tmp_path):
+def test_lost_lines_come_back_from_the_checkpoint(tmp_path):
     train([CONFIG], tmp_path / "whole")
     stop_at(23, tmp_path / "cut")
     log = tmp_path / "cut" / CONFIG.run_id / "log.jsonl"
     log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:5]))
     train([CONFIG], tmp_path / "cut")
     assert bytes_of(tmp_path / "cut", CONFIG) == bytes_of(tmp_path / "whole", CONFIG)
+
+
+def test_a_foreign_line_is_not_kept_in_the_log(tmp_path):
+    train([CONFIG], tmp_path / "whole")
+    stop_at(23, tmp_path / "cut")
+    log = tmp_path / "cut" / CONFIG.run_id / "log.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join([*lines[:4], b'{"kind":"train","step":4,"loss":0}\n', *lines[5:]]))
+    with pytest.warns(
+        ScalinglabWarning, match="has other lines than this training gives; it is kept as log.jsonl.replaced"
+    ):
+        train([CONFIG], tmp_path / "cut")
+    assert bytes_of(tmp_path / "cut", CONFIG) == bytes_of(tmp_path / "whole", CONFIG)
+    assert b'"loss":0}' in log.with_name("log.jsonl.replaced").read_bytes()
 
 
 def test_run_log_passes_over_what_is_written(tmp_path):
@@ -218,7 +232,47 @@ def test_run_log_passes_over_what_is_written(tmp_path):
     for step in (1, 2, 3):
         again.write(step=step)
     assert (tmp_path / "log.jsonl").read_text() == '{"step":1}\n{"step":2}\n{"step":3}\n'
-    assert not RunLog(tmp_path / "log.jsonl").rewind(["x"] * 4)
+
+
+def test_a_checkpoint_of_other_runs_is_not_used(tmp_path):
+    train([CONFIG], tmp_path / "whole")
+    stop_at(23, tmp_path / "cut")
+    folder = tmp_path / "cut" / ".stacks" / stack_id([CONFIG])
+    for name in ("checkpoint.pt", "checkpoint.previous.pt"):
+        state = checkpoints.read(folder / name)
+        (folder / name).write_bytes(checkpoints.encode({**state, "run_ids": ["another"]}))
+    with pytest.warns(ScalinglabWarning, match="damaged or of other runs"):
+        train([CONFIG], tmp_path / "cut")
+    assert bytes_of(tmp_path / "cut", CONFIG) == bytes_of(tmp_path / "whole", CONFIG)
+
+
+def test_a_damaged_config_is_written_anew(tmp_path):
+    folder = tmp_path / CONFIG.run_id
+    folder.mkdir()
+    (folder / "config.toml").write_text("x = [")
+    with pytest.warns(ScalinglabWarning, match="is not the config of its run"):
+        train([CONFIG], tmp_path)
+    assert RunConfig.load(folder / "config.toml").run_id == CONFIG.run_id
+
+
+def test_data_that_changed_under_a_run_are_refused(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("abcd" * 500)
+    run = with_(corpus="text", corpus_options={"path": str(text)}, evaluation=Evaluation(sequences=2))
+    stop_at(7, tmp_path / "out", run)
+    text.write_text("abdc" * 500)
+    with pytest.raises(ConfigError, match="the data of run .* changed since it began"):
+        train([run], tmp_path / "out")
+
+
+def test_a_worse_evaluation_is_not_divergence(tmp_path):
+    # Training sees "abab", the held-out end of the file "aaaa": what is learnt does harm there, as in overfitting.
+    text = tmp_path / "text.txt"
+    text.write_text("ab" * 1000 + "a" * 105)
+    run = with_(corpus="text", corpus_options={"path": str(text)}, evaluation=Evaluation(sequences=2))
+    summary = train([run], tmp_path / "out")[0]
+    assert summary["loss"] > summary["loss_initial"]
+    assert summary["status"] == "finished"
 
 
 def test_lines_thin_out():

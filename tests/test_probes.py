@@ -755,13 +755,17 @@ def test_probe_of_a_run_folder(folder):
 
 def test_a_run_folder_without_weights_or_with_others(folder, tmp_path):
     (tmp_path / "config.toml").write_bytes((folder / "config.toml").read_bytes())
-    with pytest.raises(SchemaError, match="can't be read"):
+    with pytest.raises(SchemaError, match="does not exist: the run isn't finished"):
         probe_run(tmp_path)
     torch.save({"other": torch.zeros(1)}, tmp_path / "weights.pt")
     with pytest.raises(SchemaError, match="not the weights of the model"):
         probe_run(tmp_path)
     (tmp_path / "weights.pt").write_bytes(b"nothing")
-    with pytest.raises(SchemaError, match="not the weights of the model"):
+    with pytest.raises(SchemaError, match="damaged or cut off"):
+        probe_run(tmp_path)
+    (tmp_path / "weights.pt").write_bytes((folder / "weights.pt").read_bytes())
+    (tmp_path / "summary.json").write_text('{"weights_sha256": "0"}')
+    with pytest.raises(SchemaError, match="it was exchanged"):
         probe_run(tmp_path)
     with pytest.raises(ConfigError, match="config.toml"):
         probe_run(tmp_path / "nowhere")

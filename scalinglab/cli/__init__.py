@@ -32,6 +32,8 @@ VERBS = {  # module and function; only the module of the verb that is asked for 
     "collect": ("training", "collect"),
     "coords": ("training", "coords"),
     "probe": ("training", "probe"),
+    "misscaling": ("misscaling", "misscaling"),
+    "depth": ("depth", "depth"),
 }
 
 

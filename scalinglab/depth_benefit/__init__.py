@@ -10,6 +10,10 @@ of shape (`strategies`), the label engine (`labels`) and the report (`result`).
 
 from __future__ import annotations
 
+import inspect
+import sys
+from types import ModuleType
+
 from scalinglab.depth_benefit.asking import depth_benefit
 from scalinglab.depth_benefit.effects import Correction, Effect, EffectSet
 from scalinglab.depth_benefit.labels import Evidence, Verdict, decide
@@ -35,3 +39,14 @@ __all__ = [
     "rates_from_fit",
     "validate",
 ]
+
+
+class _Callable(ModuleType):
+    """This package, which is also its main function: `from scalinglab import depth_benefit` gives one name for both."""
+
+    __call__ = staticmethod(depth_benefit)
+
+
+# whoever imports the package or a module of it first, scalinglab.depth_benefit is this module: it must do as the function
+sys.modules[__name__].__class__ = _Callable
+__signature__ = inspect.signature(depth_benefit)

@@ -12,6 +12,8 @@ from scalinglab.errors import ConfigError
 
 _FIGURES = (
     *("loss_vs_scale", "isoflop", "shape_valley", "residuals", "profile", "frontier", "forest", "coords"),
+    *("depth_forest", "depth_interaction", "depth_equivalence", "depth_power", "depth_specifications"),
+    *("lr_envelope", "lr_drift", "decomposition"),
     *("depth_profile", "layer_removal", "FIGURES", "figure", "save_figure"),
 )
 _TABLES = ("parameter_table", "law_table", "comparison_table", "to_markdown", "to_latex", "to_csv", "to_html")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import shutil
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,8 @@ def save(folder: Path, state: dict[str, Any]) -> None:
     write_atomically(folder / _CURRENT, data)
 
 
-def load(folder: Path) -> dict[str, Any] | None:
-    """The newest checkpoint that can be read, on the CPU; None if there is none.
+def load(folder: Path, *, fits: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:
+    """The newest checkpoint that can be read and that `fits`, on the CPU; None if there is none.
 
     Warns
     -----
@@ -35,16 +37,10 @@ def load(folder: Path) -> dict[str, Any] | None:
     """
     for name, instead in ((_CURRENT, "the one before it"), (_PREVIOUS, "none: training starts over")):
         path = folder / name
-        if not path.exists():
-            continue
-        try:
-            state: dict[str, Any] = read(path)
-        except Exception as error:  # torch raises RuntimeError, EOFError, UnpicklingError, ... for a damaged file
-            warnings.warn(
-                f"{path} is damaged ({type(error).__name__}); using {instead}", ScalinglabWarning, stacklevel=2
-            )
-            continue
-        return state
+        if path.exists() and (state := read(path)) is not None and fits(state):
+            return state
+        if path.exists():
+            warnings.warn(f"{path} is damaged or of other runs; using {instead}", ScalinglabWarning, stacklevel=2)
     return None
 
 
@@ -65,7 +61,19 @@ def encode(state: dict[str, Any]) -> bytes:
     return buffer.getvalue()
 
 
-def read(path: Path) -> dict[str, Any]:
-    """What `encode` made, on the CPU; code in the file is refused."""
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    return state
+def read(path: Path) -> dict[str, Any] | None:
+    """What `encode` made, on the CPU; None if the file is damaged or has code in it, which is never run."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception:  # torch raises RuntimeError, EOFError, UnpicklingError, KeyError, ... for a damaged file
+        return None
+    return state if isinstance(state, dict) else None
+
+
+def digest(weights: dict[str, Any]) -> str:
+    """SHA-256 of a state dict: names, shapes, dtypes and values, 64 hex digits."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(weights.items()):
+        found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        found.update(tensor.contiguous().numpy().tobytes())
+    return found.hexdigest()

@@ -16,6 +16,7 @@ import platform
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,7 @@ import torch
 from torch import Tensor
 
 from scalinglab.config import RunConfig
-from scalinglab.errors import ConfigError
+from scalinglab.errors import ConfigError, ScalinglabWarning
 from scalinglab.tables import write_atomically
 from scalinglab.train import checkpoints
 from scalinglab.train.backends import Backend, choose_kernels, open_device
@@ -40,6 +41,22 @@ from scalinglab.train.team import Team, join
 
 SCHEMA = "scalinglab/summary-1"
 Summary: TypeAlias = dict[str, Any]
+_STATE = {
+    "params",
+    "moment1",
+    "moment2",
+    "alive",
+    "step",
+    "since",
+    "counted",
+    "last_finite",
+    "initial",
+    "seconds",
+    "logs",
+    "run_ids",
+    "corpus",
+}
+_WORSE = 1.1  # a training loss this far above the untrained model's is a divergence, not the noise of a batch
 
 
 @dataclass(frozen=True)
@@ -164,8 +181,7 @@ class _Run:
             for config in self.configs:
                 folder = self.out / config.run_id
                 folder.mkdir(parents=True, exist_ok=True)
-                if not (folder / "config.toml").exists():
-                    config.save(folder / "config.toml")
+                _keep_config(config, folder / "config.toml")
                 self.logs.append(RunLog(folder / "log.jsonl"))
         self.since = [0.0] * len(self.configs)
         self.last_finite = [None] * len(self.configs)
@@ -263,7 +279,8 @@ class _Run:
         return branch_step(self.configs[0]) if trunk_id(self.configs) else None
 
     def _trunk(self, step: int) -> Path:
-        return self.out / ".trunks" / str(trunk_id(self.configs)) / f"step-{step}.pt"
+        trunk = f"{trunk_id(self.configs)}-{self.corpus.fingerprint[:8]}"  # other data, another trunk
+        return self.out / ".trunks" / trunk / f"step-{step}.pt"
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -275,6 +292,7 @@ class _Run:
             "seconds": self.seconds,
             "logs": [log.lines for log in self.logs],
             "run_ids": [config.run_id for config in self.configs],
+            "corpus": self.corpus.fingerprint,
         }
 
     def _checkpoint(self) -> None:
@@ -291,19 +309,38 @@ class _Run:
 
     def _resume(self) -> bool:
         """Go on from the checkpoint, or else from the longest trunk; False at the beginning of everything."""
-        state = checkpoints.load(self._folder)
-        if state is not None and all(log.rewind(lines) for log, lines in zip(self.logs, state["logs"], strict=False)):
-            self._load(state)
-            return True
+        state = checkpoints.load(self._folder, fits=self._fits)
+        if state is not None and state["corpus"] != self.corpus.fingerprint:
+            raise ConfigError(
+                f"the data of run {self.configs[0].run_id} changed since it began: corpus {self.configs[0].corpus!r} has another "
+                f"fingerprint; put the old data back, or delete {self._folder} and the run's log to start over"
+            )
+        if state is None:
+            state = self._longest_trunk()
+        if state is None:
+            return False
+        for log, lines in zip(self.logs, state["logs"], strict=False):
+            log.restore(lines)
+        self._load(state)
+        return True
+
+    def _longest_trunk(self) -> dict[str, Any] | None:
         branch = self._branch()
-        known = sorted(self._trunk(0).parent.glob("step-*.pt"), key=_trunk_step) if branch is not None else []
-        for path in reversed([p for p in known if _trunk_step(p) <= (branch or 0)]):
+        if branch is None:
+            return None
+        known = sorted(self._trunk(0).parent.glob("step-*.pt"), key=_trunk_step, reverse=True)
+        for path in known:
+            if _trunk_step(path) > branch:
+                continue
             state = checkpoints.read(path)
-            for log, lines in zip(self.logs, state["logs"], strict=False):
-                log.restore(lines)
-            self._load(state)
-            return True
-        return False
+            if state is not None and set(state) >= _STATE:
+                return state
+            warnings.warn(f"{path} is damaged; using a shorter trunk or none", ScalinglabWarning, stacklevel=2)
+            path.unlink(missing_ok=True)
+        return None
+
+    def _fits(self, state: dict[str, Any]) -> bool:
+        return set(state) >= _STATE and state["run_ids"] == [config.run_id for config in self.configs]
 
     def _load(self, state: dict[str, Any]) -> None:
         self.stack.load_state(state)
@@ -325,7 +362,7 @@ class _Run:
             if summary is None:  # a crash may have come between the summaries of a stack
                 weights = self.stack.weights(k)
                 write_atomically(folder / "weights.pt", checkpoints.encode(weights))
-                summary = self._summary(k, config, score, unseen[k]) | {"weights_sha256": _digest(weights)}
+                summary = self._summary(k, config, score, unseen[k]) | {"weights_sha256": checkpoints.digest(weights)}
                 write_atomically(
                     folder / "summary.json", msgspec.json.format(msgspec.json.encode(summary), indent=1) + b"\n"
                 )
@@ -336,11 +373,11 @@ class _Run:
 
     def _summary(self, k: int, config: RunConfig, score: Score, unseen: Score | None) -> Summary:
         alive, fields = bool(self.stack.alive[k]), _finite(score.fields())
-        # A run that ends worse than it began has diverged as much as one that ends in infinity.
-        worse = "loss" not in fields or fields["loss"] > self.initial[k]
-        last = [line for line in map(msgspec.json.decode, self.logs[k].lines) if line["kind"] == "train"]
-        step = self.stack.step if alive else (last[-1]["step"] if last else 0)
-        tokens = config.steps * config.batch_tokens
+        trained = [line for line in map(msgspec.json.decode, self.logs[k].lines) if line["kind"] == "train"]
+        # A run that trains to a worse loss than it began with has diverged as much as one that ends in infinity.
+        worse = "loss" not in fields or bool(trained and trained[-1]["loss"] > _WORSE * self.initial[k])
+        step = self.stack.step if alive else (trained[-1]["step"] if trained else 0)
+        tokens = self.stack.step * config.batch_tokens
         summary: Summary = {
             "schema": SCHEMA,
             "run_id": config.run_id,
@@ -371,6 +408,18 @@ class _Run:
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
 
+def _keep_config(config: RunConfig, path: Path) -> None:
+    """Write the config unless it is there; what says another run is replaced."""
+    if path.exists():
+        try:
+            if RunConfig.load(path).run_id == config.run_id:
+                return
+        except ConfigError:
+            pass
+        warnings.warn(f"{path} is not the config of its run; it is written anew", ScalinglabWarning, stacklevel=2)
+    config.save(path)
+
+
 def _trunk_step(path: Path) -> int:
     return int(path.stem.removeprefix("step-"))
 
@@ -378,14 +427,6 @@ def _trunk_step(path: Path) -> int:
 def _finite(fields: dict[str, float]) -> dict[str, float]:
     """JSON has no NaN: what isn't finite is left out."""
     return {name: value for name, value in fields.items() if np.isfinite(value)}
-
-
-def _digest(weights: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name, tensor in sorted(weights.items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        digest.update(tensor.contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 @contextlib.contextmanager

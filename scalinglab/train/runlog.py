@@ -1,16 +1,19 @@
 """The log of a run: JSON lines that are only ever appended.
 
-Training is deterministic, so a run that resumes from an older checkpoint writes the lines since then a second time. They are
-counted and passed over: an interrupted and an undisturbed run leave the same bytes.
+Training is deterministic, so a run that resumes from an older checkpoint makes the lines since then a second time. Those on disk
+are compared and passed over: an interrupted and an undisturbed run leave the same bytes.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from scalinglab.errors import ScalinglabWarning
 
 
 class RunLog:
@@ -35,36 +38,45 @@ class RunLog:
         whole = data.rfind(b"\n") + 1
         if whole < len(data):
             os.truncate(path, whole)
-        self.written = data.count(b"\n")
-
-    def rewind(self, lines: Sequence[str]) -> bool:
-        """Go on behind these lines, which a checkpoint remembers; False if fewer are on disk (some were lost)."""
-        if len(lines) > self.written:
-            return False
-        self.lines = list(lines)
-        return True
+        self._on_disk = data[:whole].decode(errors="replace").splitlines()
 
     def restore(self, lines: Sequence[str]) -> None:
-        """Begin with these lines, written unless they are on disk."""
+        """Begin with these lines, which a checkpoint remembers."""
         self.lines = list(lines)
-        self._append()
+        self._settle(0)
 
     def write(self, **fields: Any) -> None:
         """Emit a line; it goes to disk unless it is there already."""
         self.lines.append(json.dumps(fields, allow_nan=False, separators=(",", ":")))
-        self._append()
+        self._settle(len(self.lines) - 1)
 
     def sync(self) -> None:
         """Force everything written to disk."""
         with self.path.open("ab") as file:
             os.fsync(file.fileno())
 
-    def _append(self) -> None:
-        missing = self.lines[self.written :]
+    def _settle(self, first: int) -> None:
+        """Bring the file up to the lines, of which those from `first` on are new.
+
+        Warns
+        -----
+        ScalinglabWarning
+            The file has other lines: another machine or version, or someone's hand. It is kept under another name.
+        """
+        if self.lines[first : len(self._on_disk)] != self._on_disk[first : len(self.lines)]:
+            kept = self.path.with_suffix(".jsonl.replaced")
+            os.replace(self.path, kept)
+            warnings.warn(
+                f"{self.path} has other lines than this training gives; it is kept as {kept.name}",
+                ScalinglabWarning,
+                stacklevel=3,
+            )
+            self._on_disk = []
+        missing = self.lines[len(self._on_disk) :]
         if missing:
             with self.path.open("ab") as file:
                 file.write("".join(f"{line}\n" for line in missing).encode())
-            self.written = len(self.lines)
+            self._on_disk += missing
 
 
 def is_logged(step: int) -> bool:

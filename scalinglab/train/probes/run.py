@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
@@ -181,11 +180,17 @@ def probe_run(
     """
     from scalinglab.config import RunConfig
     from scalinglab.train.corpora import open_corpus
+    from scalinglab.train.loop import read_summary
 
     run_dir = Path(run_dir)
     config = RunConfig.load(run_dir / "config.toml")
     model = load_model(run_dir, config, device=device)
     corpus = open_corpus(config.corpus, config.corpus_options, context=config.shape.context)
+    known = (read_summary(run_dir) or {}).get("corpus_fingerprint", corpus.fingerprint)
+    if known != corpus.fingerprint:
+        raise SchemaError(
+            f"the data of {run_dir} changed since it was trained: corpus {config.corpus!r} has another fingerprint"
+        )
     tokens, targets, *_ = corpus.eval_set(sequences, config.shape.context)
     tokens_bt, targets_bt = (torch.as_tensor(np.asarray(x), device=device) for x in (tokens, targets))
     return probe(
@@ -202,17 +207,23 @@ def load_model(run_dir: Path, config: Any, *, device: str = "cpu") -> Probed:
     SchemaError
         weights.pt is missing, damaged, or of another model.
     """
+    from scalinglab.train import checkpoints
+    from scalinglab.train.loop import read_summary
     from scalinglab.train.scaling import build
 
     path = run_dir / "weights.pt"
+    if not path.exists():
+        raise SchemaError(f"{path} does not exist: the run isn't finished")
+    weights, summary = checkpoints.read(path), read_summary(run_dir) or {}
+    if weights is None:
+        raise SchemaError(f"{path} is damaged or cut off; delete {run_dir / 'summary.json'} and train the run again")
+    if summary.get("weights_sha256", checkpoints.digest(weights)) != checkpoints.digest(weights):
+        raise SchemaError(f"{path} does not hold the weights that summary.json tells of: it was exchanged")
     model = build(config, device=device)
     try:
-        model.load_state_dict(torch.load(path, map_location=device, weights_only=True))
-    except OSError as error:
-        raise SchemaError(f"{path}: can't be read ({error.strerror}); the run isn't finished") from None
-    except (RuntimeError, TypeError, ValueError, EOFError, KeyError, UnpicklingError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise SchemaError(f"{path}: these are not the weights of the model in config.toml ({first})") from None
+        model.load_state_dict(weights)
+    except (RuntimeError, TypeError, ValueError, KeyError):
+        raise SchemaError(f"{path}: these are not the weights of the model in config.toml") from None
     return cast(Probed, model)
 
 

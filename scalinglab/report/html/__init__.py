@@ -1,0 +1,214 @@
+"""A depth report as one page of HTML: no scripts, no requests, figures inside; for phones, desktops and paper.
+
+    from scalinglab.report.html import html_report, save_report
+    save_report(depth_benefit(runs), "report")
+
+All that comes from the runs passes through `elements.el`, which writes text as text.
+"""
+
+from __future__ import annotations
+
+import math
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from scalinglab.errors import ConfigError
+from scalinglab.report.figures import FIGURES, save_figure
+from scalinglab.report.figures.benefit import primary
+from scalinglab.report.figures.power import power_of
+from scalinglab.report.html import alt
+from scalinglab.report.html import sections as s
+from scalinglab.report.html.elements import Child, add, el, page
+from scalinglab.report.html.graphics import inline_svg
+from scalinglab.tables import write_atomically
+
+if TYPE_CHECKING:
+    from scalinglab.depth_benefit import DepthReport
+    from scalinglab.depth_benefit.effects import Effect
+
+DEPTH_FIGURES = ("depth_forest", "depth_interaction", "depth_equivalence", "depth_specifications", "depth_power")
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # the page asks for nothing from anywhere
+
+
+def html_report(report: DepthReport) -> str:
+    """The page as text.
+
+    Raises
+    ------
+    ConfigError
+        Not a depth report.
+    """
+    return _page(report, _drawn(report))
+
+
+def save_report(
+    report: DepthReport, folder: str | Path, *, formats: Sequence[str] = ("png", "svg")
+) -> tuple[list[Path], dict[str, str]]:
+    """Write report.html, figures/, and what `DepthReport.save` writes (tables/, summary.txt, result.json last).
+
+    Returns the figures and the page, and for each figure that this report can't have the reason.
+
+    Raises
+    ------
+    ConfigError
+        Not a depth report, or a format that figures don't have.
+    """
+    bad = [f for f in formats if f not in ("png", "svg", "pdf")]
+    if bad:
+        raise ConfigError(f"format {bad[0]!r} is not known: figures are png, svg or pdf")
+    drawn = _drawn(report)
+    text = _page(report, drawn)
+    folder = Path(folder)
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    written = [
+        save_figure(found["page"], folder / "figures" / f"{name}.{kind}")
+        for name, found in drawn.items()
+        if not isinstance(found, str)
+        for kind in formats
+    ]
+    written.append(write_atomically(folder / "report.html", text.encode()))
+    report.save(folder)
+    return written, {name: found for name, found in drawn.items() if isinstance(found, str)}
+
+
+Drawn = dict[str, dict[str, Figure] | str]
+
+
+def _drawn(report: DepthReport) -> Drawn:
+    """Each figure for wide and for narrow pages, or the reason why this report can't have it."""
+    from scalinglab.depth_benefit.result import DepthReport as Report
+
+    if not isinstance(report, Report):
+        raise ConfigError("an HTML report shows a depth report: make one with `scalinglab depth` or depth_benefit")
+    sources: dict[str, Any] = dict.fromkeys(DEPTH_FIGURES, report)
+    if report.outcome is not None and report.outcome.fit is not None:
+        sources["shape_valley"] = report.outcome.fit
+    out: Drawn = {}
+    for name, source in sources.items():
+        try:
+            out[name] = {width: FIGURES[name](source, width=width) for width in ("page", "column")}
+        except ConfigError as error:
+            out[name] = str(error)
+    return out
+
+
+def _page(report: DepthReport, drawn: Drawn) -> str:
+    effects = _primary(report)
+    parts: list[ET.Element | None] = [
+        s.section("verdicts", "Verdicts", s.cards(report, effects), lead=_scale(report)),
+        s.section(
+            "effects", "The depth benefit of each architecture", _figure(drawn, "depth_forest", alt.forest(report, effects)),
+            s.effects_table(report),
+        ) if effects else None,
+        s.cautions(report),
+        s.interaction(report, _figure(drawn, "depth_interaction", alt.interaction(report))) if effects else None,
+        _valley(drawn),
+        _equivalence(report, drawn),
+        s.robustness(report, _figure(drawn, "depth_specifications", alt.specifications(report)) if effects else None),
+        s.change(report, _figure(drawn, "depth_power", alt.power(report)) if effects else None, _power(report)),
+        s.words(report),
+        s.laws(report),
+        s.audit(report),
+        s.provenance(report),
+    ]  # fmt: skip
+    shown = [p for p in parts if p is not None]
+    links = [el("a", _short(part), href=f"#{part.get('id')}") for part in shown]
+    root = el(
+        "html",
+        el(
+            "head", el("meta", charset="utf-8"), el("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+            el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+            el("meta", name="color-scheme", content="light dark"), el("title", "Does depth help? Depth report"),
+            el("link", rel="icon", href="data:,"), _style(),
+        ),
+        el(
+            "body", el("a", "Skip to the verdicts", href="#verdicts", class_="skip"), s.masthead(report, effects),
+            el("nav", links, aria_label="Sections"), el("main", shown),
+            el("footer", el("p", f"Made by scalinglab {report.result['code_version']}. Labels follow fixed rules; the first that holds decides.")),
+        ),
+        lang="en",
+    )  # fmt: skip
+    return page(root)
+
+
+def _primary(report: DepthReport) -> list[Effect]:
+    try:
+        return primary(report)
+    except ConfigError:
+        return []
+
+
+def _figure(drawn: Drawn, name: str, alt: str) -> Child:
+    found = drawn[name]
+    if isinstance(found, str):
+        return el("p", f"No figure: {found}.", class_="small")
+    return el("figure", [el("div", inline_svg(made, f"{name}-{w}", alt), class_=w) for w, made in found.items()])
+
+
+def _valley(drawn: Drawn) -> ET.Element | None:
+    """The shape valley of a fitted law; of cell means the curves of the interaction are the valleys."""
+    if "shape_valley" not in drawn:
+        return None
+    shown = _figure(drawn, "shape_valley", "Loss above the optimum against aspect ratio, a panel per architecture.")
+    return s.section("valley", "Shape valleys of the law", shown)
+
+
+def _equivalence(report: DepthReport, drawn: Drawn) -> ET.Element | None:
+    if report.outcome is None:
+        return None
+    margin = report.outcome.margin
+    lead = f"Shapes that cost less than {margin:.2g} nats ({100 * report.options.margin:g} % compute) against the best are equivalent to it in practice."
+    shown = _figure(drawn, "depth_equivalence", alt.equivalence(report))
+    return s.section("equivalence", "How much of the range is good enough", shown, lead=lead)
+
+
+def _scale(report: DepthReport) -> str:
+    if report.outcome is None:
+        return "No estimate; each label says what the design lacks."
+    rules = "A label is a claim only if the design bears one."
+    if report.options.estimand == "E1s":
+        return rules
+    return f"{rules} In the strips: 95 % (thin) and 90 % (thick) intervals over the margin of ±{report.outcome.margin:.2g} nats."
+
+
+def _power(report: DepthReport) -> str:
+    try:
+        found = power_of(report)
+    except ConfigError:
+        return ""
+    more = f"with {found.shapes_now + 3} shapes about {_at(found.shapes, found.by_shapes, found.shapes_now + 3):.2g}"
+    triple = f"{_at(found.seeds, found.by_seeds, 3 * found.seeds_now):.2g}"
+    seeds = (
+        f"three times the seeds bring it to {triple} at best, and to nothing less than now where shapes, not seeds, scatter"
+        if math.isnan(found.share)
+        else f"three times the seeds bring it to {triple}"
+    )
+    return f"A gap below {found.now:.2g} nats can be missed by these runs (power .8); {more}; {seeds}."
+
+
+def _at(x: Any, y: Any, where: float) -> float:
+    return float(np.interp(where, x, y))
+
+
+_NAMES = {
+    "verdicts": "Verdicts", "effects": "Effects", "cautions": "Cautions", "interaction": "Architectures", "valley": "Valleys",
+    "equivalence": "Equivalence", "robustness": "Robustness", "change": "What would change it", "words": "Sentences",
+    "laws": "Laws", "audit": "Data", "provenance": "Provenance",
+}  # fmt: skip
+
+
+def _short(part: ET.Element) -> str:
+    return _NAMES[str(part.get("id"))]
+
+
+def _style() -> ET.Element:
+    return add(ET.Element("style"), files("scalinglab.report.html").joinpath("page.css").read_text("utf-8"))
+
+
+__all__ = ["DEPTH_FIGURES", "html_report", "save_report"]

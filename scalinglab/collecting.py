@@ -30,6 +30,8 @@ from scalinglab.schema import ordered
 CONFIG, LOG, SUMMARY = "config.toml", "log.jsonl", "summary.json"
 SUMMARY_SCHEMA = "scalinglab/summary-1"
 _STATUSES = ("finished", "diverged")
+_MEASURED = ("loss", "loss_se", "excess", "excess_se")
+_COSTS = ("seconds", "tokens_per_second", "stack_size")
 _SHOWN = 5  # troubles named one by one for each file or kind
 
 
@@ -66,14 +68,33 @@ class _Notes:
 
     unfinished: list[str] = field(default_factory=list)
     trouble: list[str] = field(default_factory=list)
+    data: dict[str, dict[str, str]] = field(default_factory=dict)  # corpus -> fingerprint -> the first run with it
 
     def told(self) -> list[str]:
         notes = list(self.trouble)
         if self.unfinished:
             more = len(self.unfinished) - _SHOWN
             shown = ", ".join(self.unfinished[:_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
-            notes.append(f"{len(self.unfinished):,} unfinished runs (no {SUMMARY}) left out: {shown}")
+            runs = "run" if len(self.unfinished) == 1 else "runs"
+            notes.append(f"{len(self.unfinished):,} unfinished {runs} (no {SUMMARY}) left out: {shown}")
+        for corpus, found in self.data.items():
+            if len(found) > 1:
+                shown = ", ".join(f"{fingerprint[:8]} in {run}" for fingerprint, run in [*found.items()][:_SHOWN])
+                notes.append(
+                    f"corpus {corpus} was not the same data in all runs: {len(found):,} values of corpus_fingerprint "
+                    f"({shown}); their losses can't be compared"
+                )
         return notes
+
+    def seen(self, config: RunConfig, fingerprint: str | None) -> None:
+        """Note which data a run was trained on."""
+        if fingerprint is None:
+            return
+        # A synthetic corpus is fingerprinted on sequences as long as the context, a text as a whole.
+        context = {} if config.corpus == "text" else {"context": config.shape.context}
+        options = {name: str(value) for name, value in {**config.corpus_options, **context}.items()}
+        told = ", ".join(f"{name}={value}" for name, value in sorted(options.items()))
+        self.data.setdefault(f"{config.corpus!r} ({told})", {}).setdefault(fingerprint, config.run_id)
 
 
 def collect(folder: str | Path, *, checkpoints: bool = False, unfinished: bool = False) -> pd.DataFrame:
@@ -93,10 +114,10 @@ def collect(folder: str | Path, *, checkpoints: bool = False, unfinished: bool =
     DataFrame
         Columns of a run table with sizes, counts by component and FLOPs (of the tokens seen, in three conventions), loss
         (nats per token) with its standard error, status, and what else the summary measured (excess over the floor,
-        seconds, ...). A diverged run has no loss; `last_finite_loss` says where it was. Rows in the order of run ids.
-        Columns in which every value is missing are left out.
-        attrs: params ("backbone"), key, source (path, sha256 of configs and summaries) and notes: unfinished runs, and
-        every directory or line that was not accepted.
+        seconds, ...). A diverged run has no loss, no excess and no results by difficulty; `last_finite_loss` says where
+        it was. Rows in the order of run ids. Columns in which every value is missing are left out.
+        attrs: params ("backbone"), key, source (path, sha256 of configs and summaries) and notes: unfinished runs, every
+        directory or line that was not accepted, and a corpus that was not the same data in all runs.
 
     Raises
     ------
@@ -107,6 +128,7 @@ def collect(folder: str | Path, *, checkpoints: bool = False, unfinished: bool =
     if not where.is_dir():
         raise SchemaError(f"{where} is not a folder; give the folder that `scalinglab train --out` wrote")
     notes, rows = _Notes(), []
+    notes.trouble += [f"{name} not accepted: {CONFIG} is missing" for name in _without_config(where)]
     for directory in run_directories(where):
         rows += _rows(directory, notes, checkpoints=checkpoints, unfinished=unfinished)
     if not rows:
@@ -146,9 +168,28 @@ def run_directories(folder: str | Path) -> Iterator[Path]:
 
 
 def is_finished(directory: str | Path) -> bool:
-    """Whether a run directory has the summary of its own run."""
-    summary = _summary(Path(directory))
-    return isinstance(summary, Summary) and summary.run_id == Path(directory).resolve().name
+    """Whether a run directory has the config and the summary of its own run: whether `collect` would take it."""
+    if not (Path(directory) / SUMMARY).is_file():
+        return False
+    config = read_config(directory)
+    return config is not None and has_summary(directory, config)
+
+
+def has_summary(directory: str | Path, config: RunConfig) -> bool:
+    """Whether a directory has a whole summary of this run, whatever its config.toml is like."""
+    return read_summary(directory, config) is not None
+
+
+def read_summary(directory: str | Path, config: RunConfig) -> Summary | None:
+    """The summary of a run directory; None where it is missing, damaged or not of this run."""
+    found = _summary(Path(directory), config)
+    return found if isinstance(found, Summary) else None
+
+
+def read_config(directory: str | Path) -> RunConfig | None:
+    """The config of a run directory; None where it is missing, damaged or of another run than the folder's name says."""
+    found = _config(Path(directory))
+    return None if isinstance(found, str) else found
 
 
 def digest(folder: str | Path) -> str:
@@ -164,24 +205,19 @@ def digest(folder: str | Path) -> str:
 
 # ---- one directory ---------------------------------------------------------------------------------------------------------
 def _rows(directory: Path, notes: _Notes, *, checkpoints: bool, unfinished: bool) -> list[dict[str, Any]]:
-    try:
-        config = RunConfig.load(directory / CONFIG)
-    except ConfigError as error:
-        notes.trouble.append(f"{directory.name} not accepted: {error}")
+    config = _config(directory)
+    if isinstance(config, str):
+        notes.trouble.append(f"{directory.name} not accepted: {config}")
         return []
-    if config.run_id != directory.resolve().name:
-        notes.trouble.append(f"{directory.name} not accepted: its {CONFIG} is of run {config.run_id}")
-        return []
-    summary = _summary(directory)
+    summary = _summary(directory, config)
     if isinstance(summary, str):
         notes.trouble.append(f"{directory.name} not accepted: {summary}")
         return []
     if summary is None and not unfinished:
         notes.unfinished.append(config.run_id)
         return []
-    if summary is not None and summary.run_id != config.run_id:
-        notes.trouble.append(f"{directory.name} not accepted: its {SUMMARY} is of run {summary.run_id}")
-        return []
+    if summary is not None:
+        notes.seen(config, summary.corpus_fingerprint)
     planned = row(config)
     if summary is not None and not checkpoints:
         tables = {"": summary.by_difficulty, "held_out_": summary.held_out_by_difficulty}
@@ -191,7 +227,8 @@ def _rows(directory: Path, notes: _Notes, *, checkpoints: bool, unfinished: bool
             if k != "schema" and not k.endswith("by_difficulty")
         }
         if summary.status != "finished":
-            measured["loss"] = measured["loss_se"] = None
+            measured |= dict.fromkeys(_MEASURED)
+            tables = {}
         for split, table in tables.items():
             for level, found in (table or {}).items():
                 measured |= {f"{split}{name}_difficulty_{level}": found.get(name) for name in ("loss", "accuracy")}
@@ -200,9 +237,8 @@ def _rows(directory: Path, notes: _Notes, *, checkpoints: bool, unfinished: bool
     if summary is None:
         lines = lines if checkpoints else lines[-1:]
     status = "unfinished" if summary is None else summary.status
-    kept = ("loss", "loss_se", "excess", "excess_se")
     return [
-        _seen(planned, line["step"], line["tokens"]) | {"status": status} | {k: line[k] for k in kept if k in line}
+        _seen(planned, line["step"], line["tokens"]) | {"status": status} | {k: line[k] for k in _MEASURED if k in line}
         for line in lines
     ]
 
@@ -265,8 +301,32 @@ def _seen(planned: dict[str, Any], step: int, tokens: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _summary(directory: Path) -> Summary | str | None:
-    """The summary, None where there is none yet, or why it isn't one."""
+def _without_config(where: Path) -> list[str]:
+    """Folders with a summary or a log that say nowhere what the run is."""
+    with os.scandir(where) as entries:
+        below = sorted(e.name for e in entries if not e.name.startswith(".") and e.is_dir())
+    places = {where.resolve().name: where, **{name: where / name for name in below}}
+    return [
+        name
+        for name, place in places.items()
+        if not (place / CONFIG).is_file() and ((place / SUMMARY).is_file() or (place / LOG).is_file())
+    ]
+
+
+def _config(directory: Path) -> RunConfig | str:
+    """The config of a run directory, or why it isn't one."""
+    try:
+        config = RunConfig.load(directory / CONFIG)
+        run_id = config.run_id
+    except ConfigError as error:
+        return str(error)
+    except OSError as error:
+        return f"{CONFIG} can't be read ({error.strerror})"
+    return config if run_id == directory.resolve().name else f"its {CONFIG} is of run {run_id}"
+
+
+def _summary(directory: Path, config: RunConfig) -> Summary | str | None:
+    """The summary, None where there is none yet, or why it isn't one of this run."""
     try:
         data = (directory / SUMMARY).read_bytes()
     except FileNotFoundError:
@@ -279,8 +339,32 @@ def _summary(directory: Path) -> Summary | str | None:
         return f"{SUMMARY} is torn or foreign ({error})"
     if found.schema != SUMMARY_SCHEMA:
         return f"{SUMMARY} has schema {found.schema!r}, not {SUMMARY_SCHEMA!r}"
+    if found.run_id != config.run_id:
+        return f"its {SUMMARY} is of run {found.run_id}"
     if found.status not in _STATUSES:
         return f"{SUMMARY} has status {found.status!r}, none of {', '.join(_STATUSES)}"
-    if found.status == "finished" and (found.loss is None or not math.isfinite(found.loss)):
-        return f"{SUMMARY} is finished with the loss {found.loss!r}"
-    return found
+    why = _unfit(found, config)
+    return f"{SUMMARY} {why}" if why else found
+
+
+def _unfit(summary: Summary, config: RunConfig) -> str:
+    """What is wrong with the numbers of a summary; the same is asked of them as of the lines of a log."""
+    if not 0 <= summary.step <= config.steps:
+        return f"has step {summary.step:,}, none of this run's {config.steps:,}"
+    if summary.tokens != summary.step * config.batch_tokens:
+        return f"has {summary.tokens:,.0f} tokens, not step x {config.batch_tokens:,}"
+    if summary.status == "finished" and summary.step != config.steps:
+        return f"is finished at step {summary.step:,} of {config.steps:,}"
+    if summary.status == "finished" and (summary.loss is None or not math.isfinite(summary.loss)):
+        return f"is finished with the loss {summary.loss!r}"
+    numbers = {
+        name: getattr(summary, name) for name in (*_MEASURED, "floor", "loss_initial", "last_finite_loss", *_COSTS)
+    }
+    for tables in (summary.by_difficulty, summary.held_out_by_difficulty):
+        for level, found in (tables or {}).items():
+            numbers |= {f"{name} of difficulty {level}": value for name, value in found.items()}
+    for name, value in numbers.items():
+        least = 0.0 if name in ("loss_se", "excess_se", *_COSTS) else -math.inf
+        if value is not None and not (math.isfinite(value) and value >= least):
+            return f"has the {name} {value!r}"
+    return ""

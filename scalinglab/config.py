@@ -7,7 +7,6 @@ therefore leaves old ids alone, and a changed default must come with a new SCHEM
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import math
@@ -20,16 +19,23 @@ import msgspec
 
 from scalinglab import tomlfile
 from scalinglab.arch_options import resolve_options
+from scalinglab.axes import by_path, placed, sections, struct_fields
 from scalinglab.errors import ConfigError
-from scalinglab.matching import Match, MatchBy
+from scalinglab.matching import Match, MatchBy, Positions
 from scalinglab.native import native
 from scalinglab.parametrization import Parametrization, parametrization
 from scalinglab.shapes import FFN, FlopConvention, Shape
 
 SCHEMA = "scalinglab/run-1"
-_fields = functools.cache(msgspec.structs.fields)  # it evaluates annotations at every call
 _LABELS = ("sweep", "match_group")  # they say where a run belongs, not what it is
 _UNSCALED = ("sp", "sp_gpt2")
+ANY_TOKENS = 1 << 62  # stands in for tokens that are not known yet: every schedule fits into it
+_LISTS = ("shapes", "match", "budgets", "corpora", "architectures", "parametrizations", "lrs", "seeds")
+_OWN_AXES = {  # fields of RunConfig that `Sweep.axes` leaves to the sweep's own axes
+    "lr": "lrs", "seed": "seeds", "tokens": "budgets", "corpus": "corpora", "corpus_options": "corpora",
+    "architecture": "architectures", "options": "architectures", "parametrization": "parametrizations",
+    "perturb": "parametrizations", "shape": "shapes or match",
+}  # fmt: skip
 
 
 def _at_least(name: str, value: Any, low: float) -> None:
@@ -40,6 +46,17 @@ def _at_least(name: str, value: Any, low: float) -> None:
 def _within(name: str, value: float, low: float, high: float, *, open_right: bool = False) -> None:
     if not low <= value <= high or (open_right and value == high):
         raise ConfigError(f"{name}={value} must lie in [{low}, {high}{')' if open_right else ']'}")
+
+
+def _typed(struct: msgspec.Struct, section: str = "") -> None:
+    """Values of the declared types; msgspec checks them in files alone, not in Python calls."""
+    for field in struct_fields(type(struct)):
+        value, name = getattr(struct, field.name), f"{section}{field.name}"
+        kinds = sections(field.type)
+        if not kinds or (value is None and not isinstance(field.type, type)):
+            tomlfile.convert(tomlfile.plain(value), field.type, within=name)
+        elif not isinstance(value, tuple(kinds)):
+            raise ConfigError(f"{name}: Expected `{kinds[0].__name__}`, got `{type(value).__name__}`")
 
 
 class ShapeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,6 +72,10 @@ class ShapeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     kv_heads: int | None = None
     ffn: FFN = "swiglu"
     tied: bool = False
+
+    def __post_init__(self) -> None:
+        _typed(self, "shape.")
+        self.build()
 
     def build(self) -> Shape:
         """The shape; raises ConfigError where its sizes don't fit."""
@@ -79,6 +100,7 @@ class Base(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ffn_dim: int
 
     def __post_init__(self) -> None:
+        _typed(self, "base.")
         for name in self.__struct_fields__:
             _at_least(f"base.{name}", getattr(self, name), 1)
 
@@ -98,11 +120,13 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     grad_clip: float = 1.0
 
     def __post_init__(self) -> None:
+        _typed(self, "optimizer.")
         for name in ("beta1", "beta2"):
             _within(f"optimizer.{name}", getattr(self, name), 0, 1, open_right=True)
-        if not self.eps > 0:
+        if not 0 < self.eps < math.inf:
             raise ConfigError(f"optimizer.eps={self.eps} must be positive: entries without a gradient would be 0/0")
-        _at_least("optimizer.weight_decay", self.weight_decay, 0)
+        if not 0 <= self.weight_decay < math.inf:
+            raise ConfigError(f"optimizer.weight_decay={self.weight_decay} must be a finite number, 0 or more")
         if not self.grad_clip > 0:
             raise ConfigError(f"optimizer.grad_clip={self.grad_clip} must be positive (inf to clip nothing)")
 
@@ -121,10 +145,26 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     warmup_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        _typed(self, "schedule.")
         if self.warmup_tokens is not None:
             _at_least("schedule.warmup_tokens", self.warmup_tokens, 0)
         for name in ("warmup", "final", "decay"):
             _within(f"schedule.{name}", getattr(self, name), 0, 1)
+
+    def check(self, tokens: int) -> None:
+        """Refuse a warmup that leaves no time at the peak in a run of so many tokens, or that the decay overlaps."""
+        given, named = self.warmup, f"schedule.warmup={self.warmup:g}"
+        if self.warmup_tokens is not None:
+            given, named = self.warmup_tokens / tokens, f"schedule.warmup_tokens={self.warmup_tokens}"
+        if given >= 1:
+            raise ConfigError(
+                f"{named} takes up all of the run ({tokens} tokens): the learning rate has no time at its peak"
+            )
+        if self.kind == "wsd" and given + self.decay > 1 + 1e-9:
+            raise ConfigError(
+                f"{named} and schedule.decay={self.decay:g} overlap: of {tokens} tokens, warmup takes {given:.3g} and decay "
+                f"{self.decay:.3g}, more than the whole run; shorten one of them"
+            )
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -134,6 +174,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     every: int = 0
 
     def __post_init__(self) -> None:
+        _typed(self, "evaluation.")
         _at_least("evaluation.sequences", self.sequences, 1)
         _at_least("evaluation.every", self.every, 0)
 
@@ -147,7 +188,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     lr : float
         Base peak learning rate.
     tokens : int
-        Training tokens; a run takes whole steps (`steps`).
+        Training tokens; a run takes whole steps, rounded up (`steps`).
     architecture, options
         Residual topology and its options (see `arch_options`).
     parametrization, perturb, base
@@ -181,7 +222,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     batch: int = 8
     init_std: float = 0.02
     norm_eps: float = 1e-8  # mixes of attention residuals start so small that 1e-6 would change them
-    positions: Literal["rope", "learned"] = "rope"
+    positions: Positions = "rope"
     rope_theta: float = 1e4
     precision: Literal["fp32", "fp64", "bf16"] = "fp32"
     optimizer: Optimizer = Optimizer()
@@ -191,24 +232,26 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     match_group: str = ""
 
     def __post_init__(self) -> None:
+        _typed(self)
         for name in ("lr", "init_std", "norm_eps", "rope_theta"):
             value = getattr(self, name)
             if not (math.isfinite(value) and (value > 0 or (name == "norm_eps" and value == 0))):
                 raise ConfigError(f"{name}={value} must be a positive number")
         for name, low in {"tokens": 1, "batch": 1, "seed": 0}.items():
             _at_least(name, getattr(self, name), low)
+        resolve_options(self.architecture, self.options)
+        self.scaling()
         if (self.parametrization not in _UNSCALED or self.perturb) and self.base is None:
             raise ConfigError(
                 f"parametrization {self.parametrization!r} needs [base], the shape where all its multipliers are 1"
             )
-        self.shape.build()
-        resolve_options(self.architecture, self.options)
-        self.scaling()
+        if self.steps > 1:  # one step has no schedule
+            self.schedule.check(self.tokens)
 
     @property
     def steps(self) -> int:
         """Optimiser steps: the tokens, rounded up to whole steps."""
-        return -(-self.tokens // self.batch_tokens)
+        return whole_steps(self.tokens, self.batch_tokens)
 
     @property
     def batch_tokens(self) -> int:
@@ -261,19 +304,32 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     convention: FlopConvention = "causal"
 
     def __post_init__(self) -> None:
+        _typed(self, "budget.")
         given = [v for v in (self.tokens, self.tokens_per_param, self.flops) if v is not None]
-        if len(given) != 1 or not given[0] > 0:
+        if len(given) != 1 or not 0 < given[0] < math.inf:
             raise ConfigError("a budget is exactly one positive number: tokens, tokens_per_param or flops")
 
-    def resolve(self, cost: Match, batch_tokens: int) -> int:
-        """Tokens, to the nearest whole step, of a shape whose cost was counted by `matching.charge` in `convention`."""
+    @property
+    def label(self) -> str:
+        """The budget in short, e.g. tokens_per_param=20."""
+        named = {"tokens": self.tokens, "tokens_per_param": self.tokens_per_param, "flops": self.flops}
+        short = next(f"{name}={_exact(value)}" for name, value in named.items() if value is not None)
+        short += f" of={self.of}" if self.tokens_per_param is not None and self.of != "params_total" else ""
+        return short + (
+            f" convention={self.convention}" if self.flops is not None and self.convention != "causal" else ""
+        )
+
+    def exact(self, cost: Match) -> float:
+        """Tokens of a shape whose cost was counted by `matching.charge` in `convention`, before rounding."""
         if self.tokens is not None:
-            exact = float(self.tokens)
-        elif self.tokens_per_param is not None:
-            exact = self.tokens_per_param * cost.params[self.of]
-        else:
-            exact = (self.flops or 0.0) / cost.flops
-        return batch_tokens * max(1, round(exact / batch_tokens))
+            return float(self.tokens)
+        if self.tokens_per_param is not None:
+            return self.tokens_per_param * cost.params[self.of]
+        return (self.flops or 0.0) / cost.flops
+
+    def resolve(self, cost: Match, batch_tokens: int) -> int:
+        """The same, rounded up to whole steps as `RunConfig.steps` rounds them."""
+        return batch_tokens * whole_steps(self.exact(cost), batch_tokens)
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -315,10 +371,13 @@ class Matching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     convention: FlopConvention = "causal"
     charge: bool = True
 
+    def __post_init__(self) -> None:
+        _typed(self, "match.")
+
     @property
     def label(self) -> str:
-        """Name of the group of matched runs."""
-        return f"{self.by}={self.budget:g}"
+        """Name of the group of matched runs; a sweep adds what tells its rules apart (`Sweep.match_labels`)."""
+        return f"{self.by}={_exact(self.budget)}"
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -333,6 +392,9 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Shapes one by one, or by one or more matching rules; each rule is a group of matched runs.
     budgets, corpora, architectures, parametrizations, lrs, seeds
         The other axes; an empty one leaves the value of `run` (or its default).
+    axes
+        Further ones: values for each of some other fields of RunConfig, by dotted path, e.g.
+        {"batch": [4, 8], "optimizer.weight_decay": [0.0, 2e-4]}.
     """
 
     name: str
@@ -346,8 +408,13 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     parametrizations: list[str | Scaling] = []
     lrs: list[float] = []
     seeds: list[int] = []
+    axes: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
+        types = {field.name: field.type for field in struct_fields(type(self))}
+        for name in _LISTS:  # a Python call may give plain data, as a file does
+            given = tomlfile.plain(getattr(self, name))
+            msgspec.structs.force_setattr(self, name, tomlfile.convert(given, types[name], within=name))
         if not (self.shapes or self.match or "shape" in self.run):
             raise ConfigError(f"sweep {self.name!r} has no shapes: give shapes, match, or run.shape")
         for axis, field in {"budgets": "tokens", "lrs": "lr", "corpora": "corpus"}.items():
@@ -356,15 +423,41 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         for field in ("sweep", "match_group"):
             if field in self.run:
                 raise ConfigError(f"run.{field} is set by the sweep; leave it out")
+        self.match_labels()
+        axes = self.further_axes()
         # With stand-ins for what the axes bring, so that a wrong key is refused before anything runs.
         shape = {"depth": 1, "width": 2, "ffn_dim": 2, "heads": 1, "vocab": 2, "context": 1}
-        stand_ins = {"shape": shape, "tokens": 1, "lr": 1.0, "corpus": "-"}
-        tomlfile.convert({**stand_ins, **self.run, **self._stand_in_axes()}, RunConfig, within="run")
+        stand_ins = {"shape": shape, "tokens": ANY_TOKENS, "lr": 1.0, "corpus": "-"}
+        template = {**stand_ins, **self.run, **self._stand_in_axes()}
+        tomlfile.convert(placed(template, {path: values[0] for path, values in axes.items()}), RunConfig, within="run")
 
     def _stand_in_axes(self) -> dict[str, Any]:
         """What must not clash with the stand-ins: options belong to the architecture that an axis brings."""
-        plain = {"architecture": "pre_ln", "options": {}} if self.architectures else {}
+        plain: dict[str, Any] = {"architecture": "pre_ln", "options": {}} if self.architectures else {}
+        plain |= {"tokens": ANY_TOKENS} if self.budgets else {}
         return {**plain, "parametrization": "sp", "perturb": {}} if self.parametrizations else plain
+
+    def further_axes(self) -> dict[str, list[Any]]:
+        """`axes` by dotted path in alphabetical order; see `axes.by_path`."""
+        return by_path(self.axes, RunConfig, taken={**_OWN_AXES, **dict.fromkeys(_LABELS, "")})
+
+    def match_labels(self) -> list[str]:
+        """A label for each rule of `match`, unlike those of the other rules: what differs among rules of one budget is added.
+
+        Raises
+        ------
+        ConfigError
+            Two rules are equal.
+        """
+        rules = [self.match] if isinstance(self.match, Matching) else self.match
+        labels = []
+        for rule in rules:
+            alike = [other for other in rules if other.label == rule.label]
+            if alike.count(rule) > 1:
+                raise ConfigError(f"sweep {self.name!r}: match has the rule {rule.label} twice; leave one out")
+            apart = [f for f in rule.__struct_fields__ if len({repr(getattr(other, f)) for other in alike}) > 1]
+            labels.append(" ".join([rule.label, *(f"{f}={getattr(rule, f)}" for f in apart)]))
+        return labels
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data without the defaults."""
@@ -378,6 +471,27 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def load(cls, path: str | Path) -> Sweep:
         """Read from TOML; raises ConfigError with the path of a wrong key."""
         return tomlfile.read(path, cls)
+
+
+def whole_steps(tokens: float, batch_tokens: int) -> int:
+    """Optimiser steps for so many tokens: rounded up, at least one. Budgets and `run.tokens` share this rule.
+
+    Examples
+    --------
+    >>> whole_steps(1000, 512), whole_steps(1024, 512), whole_steps(1, 512)
+    (2, 2, 1)
+    """
+    if isinstance(tokens, int):
+        return max(1, -(-tokens // batch_tokens))
+    exact = tokens / batch_tokens
+    near = round(exact)  # a quotient like flops / flops per token may miss a whole number by its rounding error
+    return max(1, near if math.isclose(exact, near, rel_tol=1e-9) else math.ceil(exact))
+
+
+def _exact(value: float) -> str:
+    """A number as short as it can be and still be that number."""
+    short = f"{value:g}"
+    return short if float(short) == value else f"{value:.17g}"
 
 
 def canonical(config: RunConfig) -> dict[str, Any]:
@@ -408,7 +522,7 @@ def _differing(value: Any) -> Any:
     """Plain data of a Struct without the fields that equal their default (msgspec's omit_defaults compares by identity)."""
     if isinstance(value, msgspec.Struct):
         kept = {}
-        for field in _fields(type(value)):
+        for field in struct_fields(type(value)):
             given = getattr(value, field.name)
             empty = field.default_factory() if field.default_factory is not msgspec.NODEFAULT else msgspec.NODEFAULT
             if given != (field.default if field.default is not msgspec.NODEFAULT else empty):

@@ -68,9 +68,15 @@ class Limit:
         return (step == 0) == (self.steps == "initial") and fnmatchcase(statistic, self.statistic)
 
     def judge(self, slope: float, low: float, high: float) -> Verdict:
-        """The verdict on an exponent and its interval; an exponent that can't be computed has failed."""
+        """The verdict on an exponent and its interval.
+
+        An exponent that can't be computed (a network diverged) has failed. Without an interval, which takes two seeds,
+        there is nothing to judge by.
+        """
         if not math.isfinite(slope):
             return "fail"
+        if not (math.isfinite(low) and math.isfinite(high)):
+            return "more seeds"
         least, most = (slope, slope) if self.fail_by == "estimate" else (low, high)
         if most < self.fail_below or least > self.fail_above:
             return "fail"
@@ -182,6 +188,11 @@ class CoordinateCheck:
         """Whether all judged rows passed, and the base shape is that of `sp`."""
         return self.verdict == "pass"
 
+    @property
+    def is_control(self) -> bool:
+        """Whether this is a standard parametrization without changes, which is expected to fail."""
+        return self.parametrization in ("sp", "sp_gpt2")
+
     def slope(self, statistic: str, step: int) -> float:
         """Exponent of a statistic after `step` updates.
 
@@ -219,7 +230,7 @@ class CoordinateCheck:
         )  # fmt: skip
         lines = [
             f"Coordinate check: {self.name}: {self.verdict}",
-            f"{self.axis}s {', '.join(map(str, self.sizes))}; {len(self.seeds)} seeds; learning rate {self.lr:g}",
+            f"{self.axis}s {', '.join(map(str, self.sizes))}; {len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}; learning rate {self.lr:g}",
             told.to_string(index=False),
         ]
         if self.base_identical is not None:

@@ -25,6 +25,10 @@ from scalinglab.laws import LAWS, Law, law_from
 Array = NDArray[np.float64]
 
 _SINGULAR = 1e-7  # a direction with a relative singular value below this is open; a Gram matrix resolves no less
+ARM = (  # what sets arms apart besides architecture, parametrization, shape and learning rate (`planning.row` writes them)
+    "corpus", "options", "corpus_options", "weight_decay", "decay", "positions", "tied", "ffn", "schedule", "init_std",
+    "precision", "settings",
+)  # fmt: skip
 _CELL = frozenset(  # settings: runs that agree in all of them are seeds of one cell
     [
         "architecture",
@@ -43,6 +47,9 @@ _CELL = frozenset(  # settings: runs that agree in all of them are seeds of one 
         "unique_tokens",
         "batch_tokens",
         "lr",
+        "heads",
+        "kv_heads",
+        *ARM,
     ]
 )
 DETERMINED = 0.5  # a floor or exponent counts as estimable when its standard error is below this share of it

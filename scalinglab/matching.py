@@ -19,6 +19,7 @@ from scalinglab.errors import ConfigError
 from scalinglab.shapes import FFN, FlopConvention, Shape
 
 MatchBy: TypeAlias = Literal["params_backbone", "params_total", "flops"]
+Positions: TypeAlias = Literal["rope", "learned"]
 Options: TypeAlias = Any  # the options of an architecture: a mapping or the frozen object of its file
 
 MATCH_BY: tuple[str, ...] = get_args(MatchBy)
@@ -147,6 +148,7 @@ def match_shapes(
     architecture: str = PLAIN,
     options: Options = None,
     convention: FlopConvention = "causal",
+    positions: Positions = "rope",
     base: Shape | None = None,
 ) -> list[Match]:
     """Shapes of the given depths that share a budget.
@@ -168,6 +170,8 @@ def match_shapes(
         Whose extra parameters and FLOPs are charged.
     convention : {"6n", "causal", "full"}
         How FLOPs are counted; see `scalinglab.shapes.flops_per_token`.
+    positions : {"rope", "learned"}
+        Learned positions add context x width parameters to the embedding, and so to params_total.
     base : Shape, optional
         Where vocab, context, heads (unless head_dim is given), ffn and tied come from if they are not given.
 
@@ -200,7 +204,11 @@ def match_shapes(
         vocab, context, heads=heads, head_dim=head_dim, head_multiple=head_multiple, kv_heads=kv_heads,
         ffn=ffn or "swiglu", ffn_ratio=ffn_ratio, ffn_multiple=ffn_multiple, ffn_slack=ffn_slack, tied=bool(tied),
     )  # fmt: skip
-    target = _of(charge(budget, convention=convention), by) if isinstance(budget, Shape) else float(budget)
+    target = (
+        _of(charge(budget, convention=convention, positions=positions), by)
+        if isinstance(budget, Shape)
+        else float(budget)
+    )
     if not (math.isfinite(target) and target > 0):
         raise ConfigError(f"budget={budget!r} must be a positive number")
     if not tolerance > 0:
@@ -209,7 +217,7 @@ def match_shapes(
         raise ConfigError("matching needs at least one depth")
 
     def cost(shape: Shape) -> Match:
-        return charge(shape, architecture=architecture, options=options, convention=convention)
+        return charge(shape, architecture=architecture, options=options, convention=convention, positions=positions)
 
     found = [_nearest(target, by, depth, legal, cost) for depth in depths]
     missed = [match for match in found if abs(match.mismatch) > tolerance]
@@ -220,22 +228,31 @@ def match_shapes(
             for m in missed
         )
         raise ConfigError(
-            f"no legal shape comes within {tolerance:g} of {by} = {target:.6g}: {named}. Raise the tolerance, change the "
+            f"no legal shape of {architecture} comes within {tolerance:g} of {by} = {target:.6g}: {named}. Raise the tolerance, change the "
             "budget or the depth, or let the feed-forward take up the rest (ffn_slack)"
         )
     return found
 
 
 def charge(
-    shape: Shape, *, architecture: str = PLAIN, options: Options = None, convention: FlopConvention = "causal"
+    shape: Shape,
+    *,
+    architecture: str = PLAIN,
+    options: Options = None,
+    convention: FlopConvention = "causal",
+    positions: Positions = "rope",
 ) -> Match:
     """What a shape costs with an architecture, extra parameters and FLOPs included; mismatch is 0.
+
+    Learned positions count as embedding; looking them up costs no FLOPs.
 
     Raises
     ------
     ConfigError
-        The architecture is unknown, or has no count of what it adds.
+        The architecture or the kind of positions is unknown, or the architecture has no count of what it adds.
     """
+    if positions not in get_args(Positions):
+        raise ConfigError(f"positions={positions!r} is unknown; choose one of {', '.join(get_args(Positions))}")
     params, flops, extra = shape.params, shape.flops_per_token(convention), 0
     if architecture != PLAIN:
         from scalinglab.arch_counts import architecture_params, extra_flops
@@ -244,6 +261,8 @@ def charge(
         extra = params["params_backbone"] - plain["params_backbone"]
         # "6n" is six FLOPs per parameter whatever the architecture does with it; the others count the operations.
         flops += 6.0 * extra if convention == "6n" else extra_flops(architecture, shape, options)
+    table = shape.context * shape.width if positions == "learned" else 0
+    params = {name: n + table if name in ("params_embedding", "params_total") else n for name, n in params.items()}
     return Match(shape, 0.0, {**params, "params_extra": extra}, flops)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -12,13 +13,30 @@ import msgspec
 import pandas as pd
 
 from scalinglab import tomlfile
-from scalinglab.config import Budget, Choice, Matching, RunConfig, Scaling, ShapeSpec, Sweep
-from scalinglab.matching import PLAIN, charge, match_shapes
+from scalinglab.axes import placed
+from scalinglab.config import (
+    ANY_TOKENS,
+    Budget,
+    Choice,
+    Matching,
+    RunConfig,
+    Scaling,
+    ShapeSpec,
+    Sweep,
+    canonical,
+)
+from scalinglab.matching import PLAIN, Match, Positions, charge, match_shapes
+from scalinglab.shapes import FlopConvention
 
 _COUNTS = (
     "params_embedding", "params_attention", "params_ffn", "params_readout", "params_other", "params_extra", "params_backbone",
     "params_total",
 )  # fmt: skip
+_TOLD = {  # what has a column of its own in `row`; the rest that isn't a default is named in `settings`
+    "": ("shape", "lr", "tokens", "batch", "seed", "architecture", "options", "corpus", "corpus_options", "parametrization",
+         "perturb", "positions", "init_std", "precision", "schedule"),
+    "optimizer": ("weight_decay", "decay"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -40,21 +58,12 @@ class Expansion:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _Sized:
-    """A shape of the shapes axis, with the group and the mismatch that its rule gives it."""
-
-    spec: Any
-    group: str
-    mismatch: float
-
-
 def expand(sweep: Sweep) -> Expansion:
     """All combinations of a sweep's axes as RunConfigs.
 
-    The order is that of the axes as written, nested as match group, budget, corpus, architecture, parametrization, shape,
-    learning rate, seed; it does not depend on the order of keys in the file. A run that comes up twice is kept where it
-    comes up first.
+    The order is that of the values as written, nested as match group, budget, corpus, architecture, parametrization, further
+    axes (by path in alphabetical order), shape, learning rate, seed; it does not depend on the order of keys in the file. A
+    run that comes up twice is kept where it comes up first.
 
     Raises
     ------
@@ -65,33 +74,38 @@ def expand(sweep: Sweep) -> Expansion:
     architecture = Choice(name=template.get("architecture", PLAIN), options=template.get("options", {}))
     scaling = Scaling(name=template.get("parametrization", "sp"), perturb=template.get("perturb", {}))
     none: list[Any] = [None]  # an axis that leaves the value of the template
+    further = sweep.further_axes()
     axes = product(
         _groups(sweep),
         sweep.budgets or none,
         [_choice(c) for c in sweep.corpora] or none,
         [_choice(a) for a in sweep.architectures] or [architecture],
         [Scaling(name=p) if isinstance(p, str) else p for p in sweep.parametrizations] or [scaling],
+        [dict(zip(further, values, strict=True)) for values in product(*further.values())],
     )
     runs: dict[str, RunConfig] = {}
     mismatch: list[float] = []
-    removed: list[str] = []
-    for group, budget, corpus, arch, param in axes:
+    notes = _Notes()
+    for (label, rule), budget, corpus, arch, param, settings in axes:
         fixed = {
             **template, "architecture": arch.name, "options": arch.options, "parametrization": param.name,
             "perturb": param.perturb,
         }  # fmt: skip
         if corpus is not None:
             fixed |= {"corpus": corpus.name, "corpus_options": corpus.options}
-        for sized in _sized(sweep, group, arch):
+        fixed = placed(fixed, settings)
+        if rule is not None and budget is not None and len(sweep.budgets) > 1:
+            label = f"{label} {budget.label}"  # runs of another length are no match
+        for spec, miss in _sized(sweep, rule, arch, fixed.get("positions", "rope")):
             for lr, seed in product(sweep.lrs or none, sweep.seeds or none):
-                point = {"shape": sized.spec, "match_group": sized.group, "lr": lr, "seed": seed}
-                run = _run({**fixed, **{k: v for k, v in point.items() if v is not None}}, budget)
+                point = {"shape": spec, "match_group": label, "lr": lr, "seed": seed}
+                run = _run({**fixed, **{k: v for k, v in point.items() if v is not None}}, budget, notes)
                 if run.run_id in runs:
-                    removed.append(run.run_id)
+                    notes.removed.append(run.run_id)
                 else:
                     runs[run.run_id] = run
-                    mismatch.append(sized.mismatch)
-    return Expansion(tuple(runs.values()), tuple(mismatch), tuple(_notes(sweep, list(runs.values()), removed)))
+                    mismatch.append(miss)
+    return Expansion(tuple(runs.values()), tuple(mismatch), tuple(_notes(sweep, list(runs.values()), notes)))
 
 
 def plan(sweep: Sweep) -> pd.DataFrame:
@@ -102,8 +116,11 @@ def plan(sweep: Sweep) -> pd.DataFrame:
     DataFrame
         Columns of a run table (run_id, sweep, match_group, architecture, parametrization, seed, sizes, counts by component,
         tokens, batch_tokens, lr, and flops_6n, flops_causal, flops_full of the whole training), and params_extra (what the
-        architecture adds), mismatch (see `Expansion`), alpha (the depth rule), corpus, steps. attrs["notes"] lists what was
-        removed and what to know.
+        architecture adds), mismatch (see `Expansion`), alpha (the depth rule), corpus, steps, and what else tells arms apart:
+        options and corpus_options (JSON of what differs from the defaults, empty if nothing does), weight_decay, decay,
+        positions, tied (0 or 1), ffn, schedule, init_std, precision, settings (JSON of every other field that isn't at its
+        default). Runs that agree in all but run_id and seed are replicates. attrs["notes"] lists what was removed and what
+        to know.
 
     Raises
     ------
@@ -120,12 +137,10 @@ def plan(sweep: Sweep) -> pd.DataFrame:
 def row(run: RunConfig, mismatch: float = math.nan) -> dict[str, Any]:
     """The line of the plan for one run: labels, sizes, counts by component, tokens and FLOPs of the whole training."""
     shape = run.shape.build()
-    costs = {
-        convention: charge(shape, architecture=run.architecture, options=run.options, convention=convention)
-        for convention in ("6n", "causal", "full")
-    }
+    costs = {convention: _cost(run, convention) for convention in ("6n", "causal", "full")}
     tokens = float(run.steps * run.batch_tokens)
     counts, scaling = costs["causal"].params, run.scaling()
+    known = canonical(run)
     named = "; ".join([run.parametrization, *scaling.changes])  # "native" is one arm, whatever the architecture
     return {
         "run_id": run.run_id, "sweep": run.sweep, "match_group": run.match_group, "architecture": run.architecture,
@@ -134,53 +149,101 @@ def row(run: RunConfig, mismatch: float = math.nan) -> dict[str, Any]:
         "head_dim": shape.head_dim, "ffn_dim": shape.ffn_dim, "aspect": shape.aspect, "vocab": shape.vocab,
         "context": shape.context, **{name: counts[name] for name in _COUNTS}, "mismatch": mismatch, "tokens": tokens,
         "batch_tokens": run.batch_tokens, "steps": run.steps,
+        "options": _text(known.get("options")), "corpus_options": _text(known.get("corpus_options")),
+        "weight_decay": float(run.optimizer.weight_decay), "decay": run.optimizer.decay, "positions": run.positions,
+        "tied": int(shape.tied), "ffn": shape.ffn, "schedule": _schedule(known.get("schedule", {})),
+        "init_std": float(run.init_std), "precision": run.precision, "settings": _text(_untold(known)),
         **{f"flops_{convention}": cost.flops * tokens for convention, cost in costs.items()},
     }  # fmt: skip
 
 
-def _groups(sweep: Sweep) -> list[Matching | None]:
-    """Matching rules, then None for the shapes given one by one."""
-    rules: list[Matching | None] = [sweep.match] if isinstance(sweep.match, Matching) else [*sweep.match]
-    return rules if rules and not sweep.shapes else [*rules, None]
+@dataclass
+class _Notes:
+    """What expanding found: runs removed, and runs shorter than a step."""
+
+    removed: list[str] = field(default_factory=list)
+    short: dict[str, float] = field(default_factory=dict)  # run -> tokens asked for
 
 
-def _sized(sweep: Sweep, rule: Matching | None, arch: Choice) -> Iterator[_Sized]:
+def _text(value: Any) -> str:
+    """Canonical JSON; empty for nothing."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":")) if value else ""
+
+
+def _schedule(changed: dict[str, Any]) -> str:
+    """Kind of the schedule and what isn't at its default, e.g. "wsd decay=0.1"."""
+    return " ".join([changed.get("kind", "cosine"), *(f"{k}={v}" for k, v in sorted(changed.items()) if k != "kind")])
+
+
+def _untold(known: dict[str, Any]) -> dict[str, Any]:
+    """The part of a canonical config that no other column shows."""
+    rest = {k: v for k, v in known.items() if k not in _TOLD[""]}
+    optimizer = {k: v for k, v in rest.pop("optimizer", {}).items() if k not in _TOLD["optimizer"]}
+    return {**rest, **({"optimizer": optimizer} if optimizer else {})}
+
+
+def _cost(run: RunConfig, convention: FlopConvention) -> Match:
+    return charge(
+        run.shape.build(), architecture=run.architecture, options=run.options, convention=convention,
+        positions=run.positions,
+    )  # fmt: skip
+
+
+def _groups(sweep: Sweep) -> list[tuple[str, Matching | None]]:
+    """Labels and matching rules, then None for the shapes given one by one."""
+    rules: list[Matching] = [sweep.match] if isinstance(sweep.match, Matching) else [*sweep.match]
+    groups: list[tuple[str, Matching | None]] = [*zip(sweep.match_labels(), rules, strict=True)]
+    return groups if groups and not sweep.shapes else [*groups, ("", None)]
+
+
+def _sized(sweep: Sweep, rule: Matching | None, arch: Choice, positions: Positions) -> Iterator[tuple[Any, float]]:
+    """Shapes of a rule, or those given one by one, with the mismatch that the rule gives them."""
     if rule is None:
         for spec in sweep.shapes or [sweep.run["shape"]]:
-            yield _Sized(spec, "", math.nan)
+            yield spec, math.nan
         return
     arguments: dict[str, Any] = {k: v for k, v in msgspec.structs.asdict(rule).items() if k != "charge"}
     charged: dict[str, Any] = {"architecture": arch.name, "options": arch.options}
-    for match in match_shapes(**arguments, **(charged if rule.charge else {})):
+    for match in match_shapes(**arguments, **(charged if rule.charge else {}), positions=positions):
         miss = match.mismatch
         if not rule.charge:
-            cost = charge(match.shape, **charged, convention=rule.convention)
+            cost = charge(match.shape, **charged, convention=rule.convention, positions=positions)
             miss = math.log((cost.flops if rule.by == "flops" else cost.params[rule.by]) / rule.budget)
-        yield _Sized(ShapeSpec.of(match.shape), rule.label, miss)
+        yield ShapeSpec.of(match.shape), miss
 
 
-def _run(data: dict[str, Any], budget: Budget | None) -> RunConfig:
+def _run(data: dict[str, Any], budget: Budget | None, notes: _Notes) -> RunConfig:
     data = dict(tomlfile.plain(data))
     if budget is None:
-        return tomlfile.convert(data, RunConfig, within="run")
-    run = tomlfile.convert({**data, "tokens": 1}, RunConfig, within="run")
-    cost = charge(run.shape.build(), architecture=run.architecture, options=run.options, convention=budget.convention)
-    return msgspec.structs.replace(run, tokens=budget.resolve(cost, run.batch_tokens))
+        run = tomlfile.convert(data, RunConfig, within="run")
+        asked = float(run.tokens)
+    else:
+        run = tomlfile.convert({**data, "tokens": ANY_TOKENS}, RunConfig, within="run")
+        cost = _cost(run, budget.convention)
+        asked = budget.exact(cost)
+        run = msgspec.structs.replace(run, tokens=budget.resolve(cost, run.batch_tokens))
+    if asked < run.batch_tokens:
+        notes.short[run.run_id] = asked
+    return run
 
 
 def _choice(value: str | Choice) -> Choice:
     return Choice(name=value) if isinstance(value, str) else value
 
 
-def _notes(sweep: Sweep, runs: list[RunConfig], removed: list[str]) -> list[str]:
+def _notes(sweep: Sweep, runs: list[RunConfig], found: _Notes) -> list[str]:
     notes = []
-    if removed:
+    if removed := found.removed:
         shown = ", ".join(dict.fromkeys(removed[:3])) + (", ..." if len(removed) > 3 else "")
         notes.append(f"{len(removed)} duplicate run{'s' if len(removed) > 1 else ''} removed: {shown}")
     if len(sweep.lrs) > 1 and any(r.optimizer.decay == "coupled" and r.optimizer.weight_decay for r in runs):
         notes.append("weight decay is coupled: the sweep over lr also sweeps the regularisation")
     if any(r.optimizer.eps > 1e-12 for r in runs) and any(r.parametrization not in ("sp", "sp_gpt2") for r in runs):
         notes.append("optimizer.eps is above 1e-12: the scaling of epsilon, on which sources disagree, is not inert")
-    if any(r.positions == "learned" for r in runs):
-        notes.append("learned positions add context * width parameters to the embedding; the counts leave them out")
+    if found.short:
+        name, asked = next(iter(found.short.items()))
+        notes.append(
+            f"{len(found.short)} run{'s' if len(found.short) > 1 else ''} would be shorter than one step and get one: {name} "
+            f"asks for {asked:.3g} tokens, a step has {next(r for r in runs if r.run_id == name).batch_tokens}"
+        )
     return notes

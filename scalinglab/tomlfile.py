@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ from scalinglab.tables import write_atomically
 T = TypeVar("T")
 _PATH = re.compile(r" - at `(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`")
+_CHOICE = re.compile(r"Invalid enum value ")
 _BARE = re.compile(r"[A-Za-z0-9_-]+\Z")
 
 
@@ -95,24 +96,37 @@ def _number(value: Any) -> Any:
 def _explained(message: str, kind: Any, within: str) -> str:
     found = _PATH.search(message)
     path = found["path"].lstrip("$").lstrip(".") if found else ""
-    full = ".".join(part for part in (within, path) if part)
+    full = ".".join(part for part in (within, path) if part).replace(".[", "[")
     message = _PATH.sub("", message)
     if unknown := _UNKNOWN.search(message):
         key, known = unknown["key"], _keys_at(kind, path)
         close = difflib.get_close_matches(key, known, n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
         return f"unknown key {f'{full}.{key}' if full else key}{hint}; keys there are {', '.join(known)}"
+    if _CHOICE.match(message) and (choices := _choices_at(kind, path)):
+        message += f"; choose one of {', '.join(map(str, choices))}"
     return f"{full}: {message}" if full else message
 
 
 def _keys_at(kind: Any, path: str) -> list[str]:
     """Field names of the Struct that stands at a path like `optimizer` or `shapes[0].x`."""
+    structs = _structs(_type_at(kind, path))
+    return list(dict.fromkeys(name for struct in structs for name in struct.__struct_fields__))
+
+
+def _choices_at(kind: Any, path: str) -> list[Any]:
+    """Values of the Literal that stands at a path."""
+    at = _type_at(kind, path)
+    return [value for part in (at, *get_args(at)) if get_origin(part) is Literal for value in get_args(part)]
+
+
+def _type_at(kind: Any, path: str) -> Any:
     for name in re.findall(r"[^.\[\]]+", re.sub(r"\[[^\]]*\]", "", path)):
         hints = [hint[name] for s in _structs(kind) if name in (hint := get_type_hints(s))]
         if not hints:
-            return []
+            return None
         kind = hints[0]
-    return list(dict.fromkeys(name for struct in _structs(kind) for name in struct.__struct_fields__))
+    return kind
 
 
 def _structs(kind: Any) -> list[type[msgspec.Struct]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from run_folders import config, write_grid, write_run
@@ -153,7 +155,7 @@ def test_the_parser_of_a_verb_imports_neither_pandas_nor_torch() -> None:
     ("change", "told"),
     [
         (("budget = 1300", "budget = 13"), "nearest legal shape is width"),
-        (("tolerance = 0.05", "tolerance = 0.0001"), "no legal shape comes within 0.0001"),
+        (("tolerance = 0.05", "tolerance = 0.0001"), "comes within 0.0001"),
         (("heads = 1", "heads = 1\nhead_dim = 8"), "fix either heads or head_dim"),
         (("tokens = 512", "token = 512"), "run.token"),
         (("sequences = 4", "sequence = 4"), "run.evaluation.sequence (did you mean sequences?)"),
@@ -183,6 +185,16 @@ def test_a_sweep_that_cannot_be_planned_is_one_sentence(
         (("train", "embedded:tiny", "--shard", "0/2"), "write I/N"),
         (("train", "embedded:tiny", "--shard", "half"), "write I/N"),
         (("train", "embedded:tiny", "--slurm", "0"), "stacks_per_task=0 must be positive"),
+        (("train", "embedded:tiny", "--slurm", "4", "--workers", "0"), "workers=0 must be at least 1"),
+        (("train", "embedded:tiny", "--slurm", "4", "--shard", "1/2"), "--shard 1/2 and --slurm 4 exclude each other"),
+        (("train", "embedded:tiny", "--address", "tcp://h:1"), "--address tcp://h:1 is of a cluster"),
+        (("train", "embedded:tiny", "--slurm", "4", "--address", "tcp://h:1"), "--address tcp://h:1 is of a cluster"),
+        (("plan", "embedded:tiny", "--workers", "-2"), "--workers -2: give 1 or more"),
+        (("plan", "embedded:tiny", "--workers", "0", "--no-timing"), "--workers 0: give 1 or more"),
+        (("coords", "embedded:tiny", "--seeds", "1"), "one seed has no interval"),
+        (("coords", "embedded:tiny", "--steps", "0"), "--steps 0: give 1 or more"),
+        (("coords", "embedded:tiny", "--sizes", "height=1,2"), "--sizes height=1,2: write width=64,128,256"),
+        (("coords", "embedded:tiny", "--sizes", "depth=1,x"), "--sizes depth=1,x: write"),
         (("collect", "nowhere"), "is not a folder"),
         (("collect", ".", "--out", "table.txt"), "must end in"),
         (("coords", "embedded:tiny", "--seeds", "0"), "--seeds 0"),
@@ -191,7 +203,132 @@ def test_a_sweep_that_cannot_be_planned_is_one_sentence(
 )
 def test_unusable_requests_say_why(capsys: pytest.CaptureFixture[str], args: tuple[str, ...], told: str) -> None:
     assert run(*args) == 2
-    assert told in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert told in err
+    assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (('corpus = "automaton"', 'corpus = "novel"'), "corpus='novel' is unknown"),
+        (("{ width = 4 }", "{ colour = 4 }"), "corpus_options.colour is unknown"),
+        (
+            (
+                'corpus = "automaton"\ncorpus_options = { width = 4 }',
+                'corpus = "text"\ncorpus_options = { path = "none.txt" }',
+            ),
+            "none.txt",
+        ),
+        (("{ width = 4 }", "{ width = 64 }"), "context = 32: an automaton 64 cells wide"),
+        (("vocab = 8", "vocab = 4"), "more than vocab=4"),
+    ],
+)
+def test_data_that_a_sweep_cannot_be_trained_on_is_found_by_plan(
+    sweep: Path, capsys: pytest.CaptureFixture[str], change: tuple[str, str], told: str
+) -> None:
+    assert change[0] in SWEEP
+    sweep.write_text(SWEEP.replace(*change))
+    assert run("plan", str(sweep), "--no-timing") == 2
+    err = capsys.readouterr().err
+    assert told in err
+    assert len(err.strip().splitlines()) == 1
+
+
+ONE = """
+name = "one"
+lrs = [0.01]
+[run]
+corpus = "automaton"
+corpus_options = { width = 4 }
+tokens = 512
+batch = 2
+[run.evaluation]
+sequences = 4
+[run.shape]
+depth = 1
+width = 6
+heads = 2
+ffn_dim = 8
+vocab = 8
+context = 32
+"""
+
+
+@needs_torch
+def test_a_model_that_cannot_be_made_is_found_by_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A head of 3 entries can't be rotated."""
+    path = tmp_path / "one.toml"
+    path.write_text(ONE)
+    assert run("plan", str(path), "--seconds", "0") == 2
+    assert "head_dim=3 must be even" in capsys.readouterr().err
+
+
+@needs_torch
+def test_no_such_device_is_one_sentence(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_run(tmp_path, config(), 1.0)
+    for args in (("probe", str(folder), "--device", "cuda:77"), ("plan", str(sweep), "--device", "cuda:77")):
+        assert run(*args) == 2
+        err = capsys.readouterr().err
+        assert "device='cuda:77' can't be used here" in err
+        assert len(err.strip().splitlines()) == 1
+
+
+def test_one_is_no_plural(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "one.toml"
+    path.write_text(ONE.replace("width = 6", "width = 8"))
+    assert run("plan", str(path), "--no-timing") == 0
+    assert capsys.readouterr().out.startswith("Sweep one: 1 run\n")
+    write_run(tmp_path / "runs", config(), 1.0)
+    assert run("collect", str(tmp_path / "runs")) == 0
+    assert "1 row, 1 run\n" in capsys.readouterr().err
+
+
+def cells(said: str) -> list[str]:
+    """The lines of the plan's table, less the header."""
+    table = said.split("\n\n")[0].splitlines()
+    return table[2:]
+
+
+def test_lines_of_the_plan_are_told_apart_by_what_varies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "sweep.toml"
+    path.write_text(
+        ONE.replace("width = 6", "width = 8")
+        .replace('lrs = [0.01]', 'lrs = [0.01, 0.02]\nseeds = [0, 1]\n'
+                 'architectures = [{name = "hyper_connections", options = {streams = 2}}, '
+                 '{name = "hyper_connections", options = {streams = 4}}]\n'
+                 'corpora = [{name = "automaton", options = {width = 4}}, {name = "automaton", options = {width = 5}}]')
+    )  # fmt: skip
+    assert run("plan", str(path), "--no-timing") == 0
+    said = capsys.readouterr().out
+    lines = cells(said)
+    assert len(lines) == len(set(lines)) == 4
+    header = said.splitlines()[1].split()
+    assert {"options", "corpus_options"} <= set(header)
+    assert not {"vocab", "context", "init_std", "lr", "seed"} & set(header), "what doesn't vary, or is counted"
+    assert all(line.split()[header.index("runs")] == "4" or " 4 " in line for line in lines)
+
+
+def test_a_shared_trunk_is_counted_once_by_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "sweep.toml"
+    ladder = "lrs = [0.01]\nbudgets = [{tokens = 512}, {tokens = 1024}]"
+    wsd = '[run.schedule]\nkind = "wsd"\nwarmup_tokens = 64\n[run.evaluation]'
+    path.write_text(
+        ONE.replace("width = 6", "width = 8").replace("tokens = 512\n", "", 1).replace("lrs = [0.01]", ladder)
+        .replace("[run.evaluation]", wsd)
+    )  # fmt: skip
+    assert run("plan", str(path), "--no-timing") == 0
+    said = capsys.readouterr().out
+    assert "note: runs that differ in tokens alone share the trunk" in said
+    from scalinglab.planning import plan as plan_runs
+
+    flops = plan_runs(load_sweep(str(path)))["flops_causal"]
+    # 8 and 16 steps; the longer one goes on where the shorter one's decay began, after 6
+    assert f"FLOPs {flops.iloc[0] + flops.iloc[1] * 10 / 16:.3g} (causal)" in said
+    assert f"in place of {flops.sum():.3g}" in said
+    path.write_text(path.read_text().replace('kind = "wsd"\nwarmup_tokens = 64\n', ""))
+    assert run("plan", str(path), "--no-timing") == 0
+    assert "trunk" not in capsys.readouterr().out
 
 
 def test_an_output_below_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -241,15 +378,138 @@ def test_the_tiny_sweep_is_what_it_says() -> None:
     assert all(n % 8 == 0 for r in runs for n in (r.shape.width, r.shape.head_dim, r.shape.vocab))
 
 
+def test_the_slurm_script_carries_the_options(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = (
+        "--device",
+        "cuda",
+        "--backend",
+        "torch",
+        "--workers",
+        "3",
+        "--engine",
+        "dask",
+        "--address",
+        "tcp://h:8786",
+    )
+    assert run("train", str(sweep), "--slurm", "3", *asked, "--quiet") == 0
+    text = capsys.readouterr().out
+    (command,) = (line for line in text.splitlines() if line.startswith("scalinglab train"))
+    for name, value in zip(asked[::2], asked[1::2], strict=True):
+        assert f"{name} {value}" in command
+    assert command.endswith("--quiet &")
+    assert "#SBATCH --gres=gpu:1\n" in text
+    assert "#SBATCH --cpus-per-task=3\n" in text
+    assert run("train", str(sweep), "--slurm", "3") == 0
+    plain = capsys.readouterr().out
+    assert "--workers $SLURM_CPUS_PER_TASK &\n" in plain
+    assert "gpu" not in plain
+
+
+def checks_of(monkeypatch: pytest.MonkeyPatch, *checks: object, stop: bool = False) -> list[dict[str, object]]:
+    """Let `coords` make these checks, then be stopped by Ctrl-C if asked; what it was called with."""
+    from scalinglab.train import coordcheck
+
+    seen: list[dict[str, object]] = []
+
+    def made(sweep: object, *, done: object, **options: object) -> list[object]:
+        seen.append(options)
+        for check in checks:
+            done(check)  # type: ignore[operator]
+        if stop:
+            raise KeyboardInterrupt
+        return list(checks)
+
+    monkeypatch.setattr(coordcheck, "coords", made)
+    return seen
+
+
+def check(slope: float, parametrization: str = "completep") -> object:
+    """A check of a known exponent: 0 passes, 1 fails."""
+    from scalinglab.coordinates import CoordinateCheck, limits_for
+
+    values = {("z.change", 1): np.array([[1.0, 2.0**slope, 4.0**slope]] * 2)}
+    return CoordinateCheck(
+        architecture="pre_ln", parametrization=parametrization, axis="depth", sizes=(2, 4, 8), seeds=(0, 1), lr=1e-3,
+        trainable="branch", values=values, limits=limits_for("depth", "branch"),
+    )  # fmt: skip
+
+
 @needs_torch
 def test_coords_prints_and_saves_its_checks(
     sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from scalinglab.train import coordcheck
-
-    one = coordcheck.coordinate_check("pre_ln", "completep", axis="depth", sizes=(2, 4), seeds=(0, 1), steps=1)
-    monkeypatch.setattr(coordcheck, "coords", lambda *_, **__: [one])
+    seen = checks_of(monkeypatch, check(0.0))
     out = tmp_path / "checks"
-    assert run("coords", str(sweep), "--out", str(out)) == (1 if one.verdict == "fail" else 0)
+    asked = ("--seeds", "4", "--steps", "3", "--sizes", "depth=2,4,8", "width=32,64")
+    assert run("coords", str(sweep), "--out", str(out), *asked) == 0
     assert "Coordinate check: pre_ln" in capsys.readouterr().out
-    assert [p.name for p in out.iterdir()] == [f"01-pre_ln-depth-{one.trainable}.json"]
+    assert [p.name for p in out.iterdir()] == ["01-pre_ln-depth-branch.json"]
+    assert (seen[0]["seeds"], seen[0]["steps"]) == (range(4), 3)
+    assert seen[0]["sizes"] == {"depth": (2, 4, 8), "width": (32, 64)}
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    ("arms", "code"), [(["completep"], 1), (["sp"], 0), (["sp_gpt2"], 0), (["sp", "completep"], 1),
+                       (["sp: matrix.branch.lr depth 0 -> -1"], 1)],
+)  # fmt: skip
+def test_only_arms_that_should_pass_make_exit_code_1(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arms: list[str], code: int
+) -> None:
+    checks_of(monkeypatch, *(check(1.0, arm) for arm in arms))
+    assert run("coords", str(sweep)) == code
+    said = capsys.readouterr().out
+    assert ("1 check of sp or sp_gpt2 failed, as controls should" in said) == bool({"sp", "sp_gpt2"} & set(arms))
+    assert [line.split(", ")[1] for line in said.splitlines() if line.startswith("failed: ")] == [
+        arm for arm in arms if arm not in ("sp", "sp_gpt2")
+    ]
+
+
+@needs_torch
+def test_coords_keeps_what_it_made_when_it_is_stopped(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checks_of(monkeypatch, check(0.0), stop=True)
+    out = tmp_path / "checks"
+    assert run("coords", str(sweep), "--out", str(out)) == 130
+    told = capsys.readouterr()
+    assert "Coordinate check: pre_ln" in told.out
+    assert [p.name for p in out.iterdir()] == ["01-pre_ln-depth-branch.json"]
+    assert f"stopped after 1 check, 1 record written to {out}; the same command starts from the first" in told.err
+    assert "goes on from there" not in told.err
+    assert run("coords", str(sweep)) == 130
+    assert "nothing was written (no --out)" in capsys.readouterr().err
+
+
+@needs_torch
+def test_probe_says_that_a_run_has_diverged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    from scalinglab.train.scaling import build
+
+    for seed, status in enumerate(("finished", "diverged")):
+        one = config(seed=seed)
+        folder = write_run(tmp_path, one, 1.0, status=status)
+        torch.save({k: v * (float("inf") if status == "diverged" else 1) for k, v in build(one).state_dict().items()},
+                   folder / "weights.pt")  # fmt: skip
+        record = json.loads((folder / "summary.json").read_text())
+        del record["weights_sha256"]  # these are other weights
+        (folder / "summary.json").write_text(json.dumps(record))
+        assert (
+            run(
+                "probe",
+                str(folder),
+                "--sequences",
+                "2",
+                "--which",
+                "growth",
+                "removal",
+                "--figures",
+                str(tmp_path / "f"),
+            )
+            == 0
+        )
+        err = capsys.readouterr().err
+        assert ("has diverged" in err) == (status == "diverged")
+        assert "RuntimeWarning" not in err
+        assert "UserWarning" not in err

@@ -37,7 +37,9 @@ def test_a_row_has_the_plan_and_the_measurement(tmp_path: Path) -> None:
     assert len(table) == 1
     one, planned = table.iloc[0], row(run)
     for name, value in planned.items():
-        if name not in ("steps", "mismatch", "alpha"):  # alpha: none in "sp", so the column is left out
+        if (
+            name not in ("steps", "mismatch", "alpha") and value != ""
+        ):  # alpha: none in "sp"; empty columns are left out
             assert one[name] == value, name
     assert one["params"] == planned["params_backbone"] > planned["params_extra"] > 0
     assert (one["loss"], one["loss_se"], one["status"], one["step"]) == (1.25, 0.01, "finished", run.steps)
@@ -75,6 +77,10 @@ def test_a_diverged_run_has_a_status_and_no_loss(tmp_path: Path) -> None:
     table = collect(tmp_path).set_index("seed")
     assert np.isnan(table.loc[1, "loss"])
     assert (table.loc[1, "status"], table.loc[1, "last_finite_loss"]) == ("diverged", 7.0)
+    judged = [c for c in table.columns if c in ("loss_se", "excess", "excess_se") or "_difficulty_" in c]
+    assert {"excess", "loss_difficulty_1", "accuracy_difficulty_1"} <= set(judged)
+    assert table.loc[1, judged].isna().all(), "what it measured after it blew up is no result"
+    assert table.loc[0, judged].notna().all()
     assert audit(collect(tmp_path)).counts["stopped rows"] == 1
     assert read_runs(tmp_path)["loss"].isna().sum() == 1
 
@@ -116,6 +122,58 @@ def test_what_is_torn_or_foreign_is_named_and_not_accepted(tmp_path: Path) -> No
         assert any(folder in note and why in note for note in table.attrs["notes"]), (folder, why, notes)
     assert not is_finished(torn)
     assert not is_finished(foreign)
+    assert not is_finished(tmp_path / "pre_ln-copy")
+    assert not is_finished(strange)
+    assert is_finished(tmp_path / config().run_id)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"step": 9, "tokens": 576}, "has step 9, none of this run's 8"),
+        ({"step": -1, "tokens": -64}, "has step -1"),
+        ({"step": 4, "tokens": 256}, "is finished at step 4 of 8"),
+        ({"tokens": 511}, "has 511 tokens, not step x 64"),
+        ({"loss_se": -0.1}, "has the loss_se -0.1"),
+        ({"seconds": -1.0}, "has the seconds -1.0"),
+        ({"loss": "NaN"}, "torn or foreign"),
+        ({"step": 4, "tokens": 5, "status": "diverged"}, "has 5 tokens"),
+    ],
+)
+def test_a_summary_with_wrong_numbers_is_refused(tmp_path: Path, change: dict[str, object], why: str) -> None:
+    write_run(tmp_path, config(), 1.0)
+    bad = write_run(tmp_path, config(seed=1), 1.0)
+    record = json.loads((bad / "summary.json").read_text()) | change
+    (bad / "summary.json").write_text(json.dumps(record))
+    (note,) = collect(tmp_path).attrs["notes"]
+    assert note.startswith(f"{bad.name} not accepted: summary.json")
+    assert why in note
+    assert not is_finished(bad)
+
+
+@pytest.mark.parametrize("file", ["summary.json", "log.jsonl"])
+def test_a_folder_without_a_config_is_named(tmp_path: Path, file: str) -> None:
+    write_run(tmp_path, config(), 1.0)
+    bare = write_run(tmp_path, config(seed=1), 1.0)
+    for name in {"config.toml", "summary.json", "log.jsonl"} - {file}:
+        (bare / name).unlink()
+    (tmp_path / "figures").mkdir()
+    assert collect(tmp_path).attrs["notes"] == [f"{bare.name} not accepted: config.toml is missing"]
+    assert not is_finished(bare)
+    with pytest.raises(SchemaError, match=f"{bare.name} not accepted: config.toml is missing"):
+        collect(bare)
+
+
+def test_other_data_under_one_name_is_told(tmp_path: Path) -> None:
+    """Two values of corpus_fingerprint for one corpus; other options or another context are another corpus."""
+    runs = [config(), config(seed=1), config(corpus_options={"width": 2})]
+    for run, fingerprint in zip(runs, ("a" * 64, "b" * 64, "c" * 64), strict=True):
+        path = write_run(tmp_path, run, 1.0) / "summary.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"corpus_fingerprint": fingerprint}))
+    (note,) = collect(tmp_path).attrs["notes"]
+    assert "corpus 'automaton' (context=32, width=4) was not the same data in all runs: 2 values" in note
+    assert f"aaaaaaaa in {runs[0].run_id}" in note
+    assert "cccc" not in note
 
 
 @pytest.mark.parametrize(
@@ -164,7 +222,7 @@ def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match="no folder in it has a config.toml"):
         collect(tmp_path)
     write_run(tmp_path, config(), summary=False)
-    with pytest.raises(SchemaError, match="1 unfinished runs"):
+    with pytest.raises(SchemaError, match="1 unfinished run \\(no"):
         collect(tmp_path)
 
 

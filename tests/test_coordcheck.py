@@ -203,7 +203,14 @@ def test_a_sweep_is_checked_along_the_axes_that_it_varies() -> None:
     }
     sweep = Sweep(name="s", run=run, shapes=shapes, architectures=["pre_ln", "post_ln"], parametrizations=["native"])
     told: list[str] = []
-    checks = coords(sweep, seeds=(0,), steps=1, sizes={"depth": (2, 4)}, setting=SMALL, report=told.append)
+    kept: list[CoordinateCheck] = []
+    order: list[int] = []
+    checks = coords(
+        sweep, seeds=(0,), steps=1, sizes={"depth": (2, 4)}, setting=SMALL,
+        report=lambda text: (told.append(text), order.append(len(kept))), done=kept.append,
+    )  # fmt: skip
+    assert kept == checks
+    assert order == [0, 0, 1, 1, 2, 2], "each check is handed over before the next begins"
     assert [(c.architecture, c.axis, c.trainable) for c in checks] == [
         ("pre_ln", "depth", "branch"), ("post_ln", "depth", "branch"), ("post_ln", "depth", "trunk"),
     ]  # fmt: skip

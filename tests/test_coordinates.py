@@ -89,6 +89,22 @@ def test_verdict_by_the_whole_interval() -> None:
     assert lazy.judge(-0.5, -0.9, -0.1) == "more seeds"
 
 
+def test_one_seed_has_no_verdict_whatever_its_exponent() -> None:
+    for exponent in (0.0, 2.0):
+        values = {("z.change", 1): power(exponent)[:1], ("branches", 0): power(-0.5)[:1]}
+        one = made(seeds=(0,), values=values)
+        assert one.verdict == "more seeds"
+        assert "1 seed;" in one.summary()
+    values["z.change", 1] = np.full((1, len(SIZES)), np.nan)
+    assert made(seeds=(0,), values=values).verdict == "fail", "it diverged"
+
+
+def test_controls_are_the_standard_parametrizations_without_changes() -> None:
+    assert [made(parametrization=p).is_control for p in ("sp", "sp_gpt2", "sp: branch_multiplier depth 0 -> -1", "mup")] == [
+        True, True, False, False,
+    ]  # fmt: skip
+
+
 def test_a_difference_at_the_base_shape_fails_and_zeros_have_no_row() -> None:
     assert made(base_identical=True).passed
     assert made(base_identical=False).verdict == "fail"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scalinglab.depth_benefit.intake import take_in
 from scalinglab.design import Audit, audit, predicted_se
 from scalinglab.detection import detectable
 from scalinglab.errors import ConfigError, FitError, SchemaError
@@ -371,3 +373,41 @@ def test_a_thousand_rows_take_less_than_a_second():
         audit(runs, tau=0.002)
         taken.append(time.process_time() - start)
     assert min(taken) < 1.0
+
+
+# ---- what is a replicate -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [("options", ("", '{"streams":2}')), ("corpus", ("automaton", "markov")), ("weight_decay", (0.0, 2e-4)), ("tied", (0, 1)),
+     ("settings", (np.nan, '{"norm_eps":1e-6}'))],
+)  # fmt: skip
+def test_arms_are_no_seeds_of_each_other(column, values):
+    """Two arms, 0.1 nats apart, three seeds each with SD 0.002: pooled over arms the noise would come out as 0.05."""
+    rng = np.random.default_rng(0)
+    cells = list(itertools.product((5e7, 2e8, 8e8), values, range(3)))
+    table = pd.DataFrame(cells, columns=["params", column, "seed"]).assign(tokens=1e9)
+    arm = np.array([values.index(v) if v in values else 0 for v in table[column]])
+    table["loss"] = 3.0 + 0.1 * arm + rng.normal(0, 0.002, len(table))
+    table["run_id"] = [f"r{i}" for i in range(len(table))]
+    found = audit(table)
+    assert found.counts["replicate df"] == 12  # 6 cells of 3
+    assert found.sigma == pytest.approx(0.002, rel=0.5)  # chi with 12 degrees of freedom: within 0.6..1.4 at 95 %
+    assert audit(table.drop(columns=column)).sigma > 0.03
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [("options", ("", '{"streams":2}'), "runs of one cell differ in options"),
+     ("parametrization", ("sp", "completep"), "runs of one cell differ in parametrization"),
+     ("corpus", ("automaton", "markov"), r"losses of different corpus \(automaton, markov\) are mixed")],
+)  # fmt: skip
+def test_a_depth_analysis_refuses_arms_mixed_in_a_cell(column, values, message):
+    table = factorial(seeds=2).assign(loss=3.0)
+    table["loss"] += np.random.default_rng(0).normal(0, 0.01, len(table))
+    one = table.assign(**{column: values[0]})
+    assert not [why for why in take_in(one).invalid if "differ" in why or "mixed" in why]
+    mixed = one.assign(**{column: np.where(one["seed"] == 0, values[0], values[1])})
+    assert any(re.match(message, why) for why in take_in(mixed).invalid)
+    if column != "corpus":  # arms with names of their own are fine
+        named = mixed.assign(architecture=mixed[column])
+        assert not [why for why in take_in(named).invalid if "differ" in why]

@@ -100,8 +100,17 @@ def test_a_ladder_of_budgets_follows_one_trunk_from_the_smallest_up() -> None:
     # without a warmup in tokens the trunks differ, and so do cosine schedules
     for schedule in (Schedule(kind="wsd"), Schedule(warmup_tokens=64)):
         assert len(stacks(grid(tokens=(1024, 256), depths=(1,), schedule=schedule))) == 2
-    # 3 x the tokens of the rungs would be 1792; the trunk counts once: 1024 + .2 (256 + 512)
-    assert job.flops == pytest.approx(sum(row(r)["flops_causal"] * (1 if r.tokens == 1024 else 0.2) for r in job.runs))
+    # 64 tokens a step: rungs of 4, 8 and 16 steps, which decay in the last 1, 2 and 3; each takes the trunk before it over
+    assert job.trunks == (0, 3, 6)
+    left = {256: 4 / 4, 512: 5 / 8, 1024: 10 / 16}
+    assert job.flops == pytest.approx(sum(row(r)["flops_causal"] * left[r.tokens] for r in job.runs))
+
+
+def test_a_rung_of_other_runs_has_no_trunk_to_take_over() -> None:
+    first, second, fewer = (tuple(grid(tokens=(t,), depths=(1,), schedule=WSD)) for t in (256, 512, 1024))
+    assert Job((first, second, fewer[:1])).trunks == (0, 3, 0)
+    plain = tuple(tuple(grid(tokens=(t,), depths=(1,))) for t in (256, 512))
+    assert Job(plain).trunks == (0, 0)
 
 
 def test_cost_and_order() -> None:

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("torch")
@@ -24,7 +25,7 @@ from run_folders import config, write_run
 
 from scalinglab import ConfigError
 from scalinglab.collecting import collect, is_finished
-from scalinglab.config import Evaluation, RunConfig, Schedule, ShapeSpec, Sweep
+from scalinglab.config import Base, Evaluation, RunConfig, Schedule, ShapeSpec, Sweep
 from scalinglab.train import claims, loop
 from scalinglab.train import launch as launching
 from scalinglab.train.jobs import stacks
@@ -402,6 +403,7 @@ def test_two_processes_give_the_bytes_of_one(tmp_path: Path, engine: str) -> Non
         ({}, {"device": "cuda:77"}, "device='cuda:77' can't be used here"),
         ({}, {"device": "abacus"}, "there is cpu"),
         ({}, {"engine": "steam"}, "engine='steam' is unknown"),
+        ({}, {"address": "tcp://here:8786"}, "engine 'loky' trains on this machine"),
         ({}, {"workers": 0}, "workers=0 must be at least 1"),
         ({}, {"shard": (3, 2)}, "shard 3/2"),
         ({}, {"backend": "abacus"}, "abacus"),
@@ -420,6 +422,67 @@ def test_what_cannot_be_trained_is_refused_in_one_sentence(
     assert told in str(error.value)
     assert "\n" not in str(error.value)
     assert not any(p.is_dir() and not p.name.startswith(".") for p in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"shape": ShapeSpec(depth=1, width=9, heads=3, ffn_dim=16, vocab=8, context=32)}, "head_dim=3 must be even"),
+        (
+            {"parametrization": "completep", "base": Base(depth=2, width=9, head_dim=8, ffn_dim=16)},
+            r"base.width=9 must be a multiple of base.head_dim=8",
+        ),
+    ],
+)  # fmt: skip
+def test_a_model_that_cannot_be_made_is_refused_before_training(
+    tmp_path: Path, change: dict[str, Any], told: str
+) -> None:
+    """Here, or already when the run is described."""
+    with pytest.raises(ConfigError, match=told):
+        launch([tiny(), tiny(depth=2), msgspec.structs.replace(tiny(), **change)], tmp_path, workers=1, progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_models_that_are_tried_are_the_shallowest_of_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    from scalinglab.train import scaling
+
+    seen: list[tuple[str, int, int]] = []
+    monkeypatch.setattr(
+        scaling, "build", lambda run, device: seen.append((run.architecture, run.shape.depth, run.shape.width))
+    )
+    launching.check_models(
+        [
+            tiny(s, depth=d, width=w, architecture=a)
+            for a in ("pre_ln", "keel")
+            for w in (8, 16)
+            for d in (4, 2)
+            for s in (0, 1)
+        ]
+    )
+    assert seen == [(a, 2, w) for a in ("pre_ln", "keel") for w in (8, 16)]
+
+
+def test_a_damaged_config_is_written_again_and_costs_no_training(tmp_path: Path) -> None:
+    runs = [tiny(0), tiny(1)]
+    launch(runs, tmp_path, workers=1, progress=False)
+    before = bytes_of(tmp_path, runs)
+    (tmp_path / runs[0].run_id / "config.toml").write_text("colour = ")
+    (tmp_path / runs[1].run_id / "config.toml").unlink()
+    assert not any(is_finished(tmp_path / run.run_id) for run in runs)
+    times = [(tmp_path / run.run_id / "weights.pt").stat().st_mtime_ns for run in runs]
+    assert launch(runs, tmp_path, workers=1, progress=False).failed == ()
+    assert all(is_finished(tmp_path / run.run_id) for run in runs)
+    assert bytes_of(tmp_path, runs) == before
+    assert times == [(tmp_path / run.run_id / "weights.pt").stat().st_mtime_ns for run in runs]
+    assert collect(tmp_path).attrs["notes"] == []
+
+
+def test_one_run_is_no_plural(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "train", fake_train([]))
+    assert launch([tiny()], tmp_path, workers=1, progress=False).summary().startswith("1 run trained in")
+    again = launch([tiny()], tmp_path, workers=1, progress=False).summary()
+    assert "0 runs trained" in again
+    assert "1 was finished before" in again
 
 
 def test_text_shorter_than_the_context_is_refused(tmp_path: Path) -> None:

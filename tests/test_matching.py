@@ -157,6 +157,9 @@ def test_a_shape_stands_for_its_budget_and_its_rules():
         ({"ffn_slack": 1.0}, r"ffn_slack must lie in \[0, 1\)"),
         ({"vocab": None}, "needs vocab and context"),
         ({"architecture": "resnet"}, "architecture 'resnet' is unknown"),
+        ({"positions": "alibi"}, "positions='alibi' is unknown; choose one of rope, learned"),
+        ({"budget": 1e3}, "no legal shape of pre_ln comes within 0.1 of params_backbone = 1000"),
+        ({"budget": 1e3, "architecture": "moda"}, "no legal shape of moda comes within"),
         ({"budget": 1e3}, r"nearest legal shape is width 8, ffn_dim 32 .* mismatch \+"),
     ],
 )
@@ -168,3 +171,18 @@ def test_what_cannot_be_matched_is_said(change, message):
 def test_unknown_grid():
     with pytest.raises(ConfigError, match=r"no published grid '7B'; known: 400M"):
         grid("7B")
+
+
+def test_learned_positions_are_charged():
+    shape = Shape(4, 64, ffn_dim=176, heads=4, vocab=96, context=128)
+    plain, learned = charge(shape), charge(shape, positions="learned")
+    assert learned.params["params_total"] == plain.params["params_total"] + 128 * 64
+    assert learned.params["params_embedding"] == plain.params["params_embedding"] + 128 * 64
+    assert learned.params["params_backbone"] == plain.params["params_backbone"]
+    assert learned.flops == plain.flops
+    rule = {"by": "params_total", "depths": [4], "heads": 4, "base": shape, "tolerance": 0.2}
+    (same,) = match_shapes(learned.params["params_total"], positions="learned", **rule)
+    assert (same.shape.width, same.mismatch) == (64, 0.0)
+    assert match_shapes(shape, positions="learned", **rule)[0].mismatch == 0.0
+    (other,) = match_shapes(learned.params["params_total"], **rule)
+    assert other.mismatch == pytest.approx(math.log(plain.params["params_total"] / learned.params["params_total"]))

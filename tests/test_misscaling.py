@@ -537,3 +537,11 @@ def test_base_shapes_of_the_shipped_sweeps_are_their_smallest() -> None:
     for name in ("misscaling_depth", "misscaling_iso"):
         base = load_sweep(f"embedded:{name}").run["base"]
         assert Base(**base).depth == 2
+
+
+def test_an_arm_with_two_weight_decays_is_not_one_arm() -> None:
+    runs = study("neither")
+    runs["weight_decay"] = np.where(runs["seed"] == 0, 0.0, 2e-4)
+    report = misscaling(runs)
+    assert report.verdict == "inconclusive"
+    assert "runs of one arm differ in weight_decay" in report.summary()

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import matplotlib
 import numpy as np
@@ -201,6 +202,58 @@ def test_no_two_tick_labels_overlap(width):
                 boxes = [t.get_window_extent() for t in labels if t.get_text() and t.get_visible()]
                 assert not any(a.overlaps(b) for k, a in enumerate(boxes) for b in boxes[k + 1 :])
         assert made.get_figwidth() == style.inches(width)
+
+
+def diverged(label="diverged", value=np.nan, keep=0):
+    """A report whose measures are not finite from entry `keep` on."""
+    sound = report(label)
+
+    def spoil(values):
+        return np.where(np.arange(len(values)) < keep, values, value)
+
+    spoilt = (replace(m, value=spoil(m.value), low=spoil(m.low), high=spoil(m.high)) for m in sound.measures)
+    return replace(sound, loss=value, measures=tuple(spoilt))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("draw", [depth_profile, layer_removal])
+def test_a_diverged_model_is_said_to_be_not_finite(tmp_path, draw, value):
+    """Warnings are errors here; where nothing can be drawn the panel says why."""
+    made = draw(diverged(value=value))
+    for ax in axes(made):
+        assert [t.get_text() for t in ax.texts] == ["not finite"]
+        assert not ax.lines
+    save_figure(made, tmp_path / "one.png")
+    for other in (diverged(value=value), diverged(value=value, keep=2)):
+        both = draw([report(), other])
+        save_figure(both, tmp_path / "two.png")
+        assert "for diverged" in words(both).replace("\n", " ")
+        for ax in axes(both):
+            assert not [t for t in ax.texts if t.get_text() == "not finite"]
+            assert np.isfinite(ax.get_ylim()).all()
+
+
+@pytest.mark.parametrize("width", ["column", "page"])
+@pytest.mark.parametrize("draw", [depth_profile, layer_removal])
+def test_a_long_caption_stays_below_the_axes(draw, width):
+    given_ = [report(), *(diverged(f"pre_ln-L6-d8-sp-lr3000-s{k}-0123456789", keep=2) for k in range(3))]
+    made = draw(given_, width=width)
+    made.draw_without_rendering()
+    caption = made._supxlabel.get_window_extent()
+    for ax in axes(made):
+        assert caption.y1 <= ax.get_tightbbox().y0 + 1
+        assert ax.bbox.height > 0.6 * made.dpi, "inches"
+
+
+def test_the_caption_says_what_a_state_is_and_which_blocks_are_pruned():
+    assert "attention residuals have none" in words(depth_profile(report())).replace("\n", " ")
+    assert "attention residuals" not in words(depth_profile(report(), panels=["influence"]))
+    start = measure("pruning_start", [4.0, 3.0, 2.0, 1.0, 1.0], "size", at=np.arange(1, 6))
+    named = replace(report(), measures=(*report().measures, start))
+    made = layer_removal(named)
+    assert [t.get_text() for t in axes(made)[1].texts] == ["4", "3\u20134", "2\u20134", "1\u20134", "1\u20135"]
+    assert "the angle is smallest" in words(made).replace("\n", " ")
+    assert not axes(layer_removal([named, report("b")]))[1].texts
 
 
 # ---- layer_removal -----------------------------------------------------------------------------------------------------

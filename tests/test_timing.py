@@ -14,7 +14,7 @@ pytest.importorskip("joblib")
 from run_folders import config
 
 from scalinglab import ConfigError
-from scalinglab.config import Evaluation, RunConfig
+from scalinglab.config import Evaluation, RunConfig, Schedule
 from scalinglab.train import timing
 from scalinglab.train.jobs import stacks
 from scalinglab.train.timing import predict
@@ -95,6 +95,25 @@ def test_evaluations_cost_a_third_of_training(monkeypatch: pytest.MonkeyPatch) -
     assert b["seconds"] - a["seconds"] == pytest.approx(0.34 * tokens / few.batch_tokens * a["step_seconds"], rel=1e-9)
 
 
+def test_a_shared_trunk_takes_time_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 tokens a step: 8 and 16 steps; the second goes on where the decay of the first began, after 6."""
+    power_law(monkeypatch)
+    schedule = Schedule(kind="wsd", warmup_tokens=64)
+    ladder = [config(tokens=t, schedule=schedule, evaluation=Evaluation(sequences=2, every=2)) for t in (512, 1024)]
+    apart = [predict([run], workers=1).iloc[0] for run in ladder]
+    both = predict(ladder, workers=1)
+    assert both["seconds"].iloc[0] == pytest.approx(apart[0]["seconds"])
+    # evaluations at steps 0, 2, 4 and 6 were those of the first run as well; each is of 2 sequences, one step's tokens
+    saved = apart[1]["step_seconds"] * (6 + 4 * 0.34)
+    assert both["seconds"].iloc[1] == pytest.approx(apart[1]["seconds"] - saved, rel=1e-9)
+    assert both.attrs["wall_seconds"] == pytest.approx(both["seconds"].sum() + 4)
+
+
+def test_a_run_whose_warmup_is_longer_than_the_timing_is_timed() -> None:
+    long = config(tokens=64 * 1000, schedule=Schedule(warmup_tokens=64 * 100))
+    assert predict([long], seconds=2, workers=1)["basis"].tolist() == ["timed"]
+
+
 def test_what_is_timed_first_differs_most() -> None:
     kinds = {
         timing._kind_key(stack): timing._Kind(stack, timing._step_flops(stack[0]))
@@ -121,6 +140,8 @@ def test_steps_are_really_timed() -> None:
         ([config()], {"seconds": -1}, "seconds=-1"),
         ([config(corpus="novel")], {"seconds": 3, "workers": 1}, "can't be timed: corpus='novel'"),
         ([config()], {"max_replicas": 0}, "max_replicas=0"),
+        ([config()], {"workers": 0}, "workers=0 must be at least 1"),
+        ([config()], {"workers": -2, "seconds": 0}, "workers=-2 must be at least 1"),
     ],
 )
 def test_bad_requests(given: list[RunConfig], options: dict[str, Any], told: str) -> None:

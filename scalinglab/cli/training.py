@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from scalinglab.cli.options import TABLES, check_folder, check_out, draw_named, need_matplotlib, say, write_csv
+from scalinglab.cli.options import (
+    TABLES,
+    Pairs,
+    check_folder,
+    check_out,
+    draw_named,
+    need_matplotlib,
+    pairs,
+    say,
+    write_csv,
+)
 from scalinglab.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,31 +49,47 @@ def plan(
         sweep: A sweep file (TOML), or embedded:NAME.
         sigma: Standard deviation of the final loss between seeds, nats, for the audit; 0.003 is assumed.
         law: A law that the runs are meant for, judged besides the usual ones.
-        timing: Time a few steps on this machine to predict the wall time (needs torch).
+        timing: Make each kind of model and time a few steps on this machine to predict the wall time (needs torch).
         seconds: Wall time that may be spent on timing.
-        workers: Processes that will train; all cores by default.
+        workers: Processes that will train; all cores by default, 1 on a GPU.
         device: cpu, cuda, cuda:1, mps.
         backend: Kernels: auto, torch, native.
         out: Write the planned run table, one row per run (CSV or Parquet).
     """
     check_out(out, TABLES, [sweep])
+    if workers is not None and workers < 1:
+        raise ConfigError(f"--workers {workers}: give 1 or more")
+    from scalinglab.planning import expand
     from scalinglab.planning import plan as plan_runs
     from scalinglab.sweeps import load_sweep
+    from scalinglab.train.jobs import stacks
+    from scalinglab.train.launch import check_data, check_models
 
     read = load_sweep(sweep)
     table = plan_runs(read)
+    runs = expand(read).runs
+    check_data(runs)
     predicted, told = None, "not predicted (--no-timing)"
     if timing and find_spec("torch") is None:
         told = f"not predicted: {_TORCH}"
     elif timing:
+        from scalinglab.train.backends import open_device
         from scalinglab.train.timing import predict
 
+        open_device(device)
+        check_models(runs)
         say("timing a few steps")
         predicted = predict(read, seconds=seconds, workers=workers, device=device, backend=backend)
         told = f"about {_span(predicted.attrs['wall_seconds'])} ({predicted.attrs['basis']})"
-    print(f"Sweep {read.name}: {len(table):,} runs" + (f". {read.question}" if read.question else ""))
+    alone, flops = float(table["flops_causal"].sum()), sum(job.flops for job in stacks(runs))
+    print(f"Sweep {read.name}: {_count(len(table), 'run')}" + (f". {read.question}" if read.question else ""))
     print(_shapes(table, predicted))
-    print(f"\ntokens {table['tokens'].sum():.3g}, FLOPs {table['flops_causal'].sum():.3g} (causal); wall time {told}")
+    print(f"\ntokens {table['tokens'].sum():.3g}, FLOPs {flops:.3g} (causal); wall time {told}")
+    if flops < 0.999 * alone:
+        print(
+            f"note: runs that differ in tokens alone share the trunk of their schedule, which is trained once: FLOPs {flops:.3g} "
+            f"in place of {alone:.3g}; the flops above are those of each run by itself"
+        )
     for note in table.attrs["notes"]:
         print(f"note: {note}")
     print()
@@ -101,16 +128,27 @@ def train(
         engine: Where the workers are: loky (this machine), dask or ray.
         address: Of the Dask scheduler or Ray head; else a cluster on this machine is started.
         shard: Part I/N of the sweep, for one task of a batch system.
-        slurm: Train nothing: print a Slurm array script with this many stacks per task.
+        slurm: Train nothing: print a Slurm array script with this many stacks per task. It carries the other options;
+            workers is per task then, 2 by default.
         quiet: Show no progress.
     """
     check_folder(out)
+    part = _shard(shard)
+    if engine == "loky" and address is not None:
+        raise ConfigError(f"--address {address} is of a cluster: add --engine dask or --engine ray, or leave it out")
     if slurm is not None:
+        if part != (1, 1):
+            raise ConfigError(
+                f"--shard {shard} and --slurm {slurm} exclude each other: the script gives every task its shard"
+            )
         from scalinglab.train.slurm import slurm_script
 
-        print(slurm_script(sweep, out, stacks_per_task=slurm), end="")
+        script = slurm_script(
+            sweep, out, stacks_per_task=slurm, workers=workers, device=device, backend=backend, engine=engine,
+            address=address, quiet=quiet,
+        )  # fmt: skip
+        print(script, end="")
         return 0
-    part = _shard(shard)
     from scalinglab.sweeps import load_sweep
 
     read = load_sweep(sweep)
@@ -146,7 +184,7 @@ def collect(
     from scalinglab.collecting import collect as collect_runs
 
     table = collect_runs(folder, checkpoints=checkpoints, unfinished=unfinished)
-    say(f"{len(table):,} rows, {table['run_id'].nunique():,} runs")
+    say(f"{_count(len(table), 'row')}, {_count(table['run_id'].nunique(), 'run')}")
     for note in table.attrs["notes"]:
         say(f"note: {note}")
     if out is not None:
@@ -161,6 +199,8 @@ def coords(
     sweep: SweepFile,
     /,
     seeds: int = 3,
+    steps: int = 2,
+    sizes: Pairs = (),
     out: Path | None = None,
     figures: Path | None = None,
 ) -> int:
@@ -168,33 +208,59 @@ def coords(
 
     scalinglab coords embedded:tiny
 
+    Exit code 1 if an arm fails, unless it is sp or sp_gpt2: the standard parametrizations are controls that should fail.
+
     Args:
         sweep: A sweep file (TOML), or embedded:NAME.
-        seeds: How many.
-        out: Folder for a JSON record of each check.
+        seeds: How many, 2 or more: the verdict rests on their spread.
+        steps: Updates, each of which is judged.
+        sizes: Of the networks, the first is the base: width=64,128,256 depth=2,4,8. As many as memory and time allow.
+        out: Folder for a JSON record of each check, written as soon as it is made.
         figures: Folder for a figure per axis, as PNG.
     """
-    if seeds < 1:
-        raise ConfigError(f"--seeds {seeds}: give 1 or more")
+    if seeds < 2:
+        raise ConfigError(f"--seeds {seeds}: give 2 or more, since one seed has no interval to judge by")
+    if steps < 1:
+        raise ConfigError(f"--steps {steps}: give 1 or more")
+    chosen = _sizes(sizes)
     _check_folders(out, figures)
     from scalinglab.sweeps import load_sweep
 
     read = load_sweep(sweep)
     _need_torch()
+    from scalinglab.coordinates import CoordinateCheck
     from scalinglab.train.coordcheck import coords as check_coordinates
 
-    checks = check_coordinates(read, seeds=range(seeds), report=say)
+    checks: list[CoordinateCheck] = []
+
+    def done(check: CoordinateCheck) -> None:
+        checks.append(check)
+        print(check.summary(), end="\n\n", flush=True)
+        if out is not None:
+            name = f"{len(checks):02d}-{check.architecture}-{check.axis}-{check.trainable}.json"
+            say(f"wrote {check.save(out / name)}")
+
+    try:
+        check_coordinates(read, seeds=range(seeds), steps=steps, sizes=chosen, report=say, done=done)
+    except KeyboardInterrupt:
+        kept = "nothing was written (no --out)" if out is None else f"{_count(len(checks), 'record')} written to {out}"
+        say(f"stopped after {_count(len(checks), 'check')}, {kept}; the same command starts from the first check again")
+        return 130
     if not checks:
         say("nothing to check: the shapes of this sweep don't differ from their base in width or depth")
-    for number, check in enumerate(checks, 1):
-        print(check.summary(), end="\n\n")
-        if out is not None:
-            name = f"{number:02d}-{check.architecture}-{check.axis}-{check.trainable}.json"
-            say(f"wrote {check.save(out / name)}")
     if figures is not None:
         for axis in sorted({check.axis for check in checks}):
             draw_named("coords", [check for check in checks if check.axis == axis], figures / axis)
-    return 1 if any(check.verdict == "fail" for check in checks) else 0
+    failed = [check for check in checks if check.verdict == "fail"]
+    controls = [check for check in failed if check.is_control]
+    bad = [check for check in failed if not check.is_control]
+    if controls:
+        print(
+            f"{_count(len(controls), 'check')} of sp or sp_gpt2 failed, as controls should; the exit code is that of the other arms"
+        )
+    for check in bad:
+        print(f"failed: {check.name}")
+    return 1 if bad else 0
 
 
 def probe(
@@ -222,12 +288,18 @@ def probe(
         raise ConfigError("no run directory is given: scalinglab probe runs/RUN_ID")
     _check_folders(out, figures)
     _need_torch()
+    from scalinglab.train.backends import open_device
     from scalinglab.train.probes import probe_run
 
+    open_device(device)
     named = which[0] if len(which) == 1 and which[0] in ("default", "all") else which
     reports = []
     for run in runs:
-        report = probe_run(run, sequences=sequences, device=device, which=named)
+        if _status(run) == "diverged":
+            say(f"warning: {run} has diverged: these are probes of the weights that it was left with")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of numpy, for numbers that the report shows as not finite
+            report = probe_run(run, sequences=sequences, device=device, which=named)
         reports.append(report)
         print(report.summary(), end="\n\n")
         say(f"wrote {report.save(run if out is None else out / f'{run.resolve().name}.json')}")
@@ -253,6 +325,30 @@ def _need_torch() -> None:
         raise ConfigError(_TORCH)
 
 
+def _status(run: Path) -> str | None:
+    """The status of a run directory; None where it isn't finished."""
+    from scalinglab.collecting import read_config, read_summary
+
+    config = read_config(run)
+    summary = None if config is None else read_summary(run, config)
+    return None if summary is None else summary.status
+
+
+def _sizes(given: Pairs) -> dict[str, tuple[int, ...]]:
+    """Sizes by axis, as in width=64,128."""
+    found = {}
+    for axis, text in pairs(given, "--sizes").items():
+        parts = text.split(",")
+        if axis not in ("width", "depth") or not all(part.strip().isdecimal() for part in parts):
+            raise ConfigError(f"--sizes {axis}={text}: write width=64,128,256 or depth=2,4,8")
+        found[axis] = tuple(int(part) for part in parts)
+    return found
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def _shard(text: str) -> tuple[int, int]:
     index, slash, count = text.partition("/")
     if not (slash and index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
@@ -268,6 +364,13 @@ def _shapes(table: pd.DataFrame, predicted: pd.DataFrame | None) -> str:
     ]  # fmt: skip
     keys = [k for k in keys if table[k].notna().any() and (table[k] != "").any()]
     keys = [k for k in keys if k not in ("corpus", "match_group", "parametrization") or len(set(table[k])) > 1]
+    # What else the runs differ in, so that no two lines look alike. Learning rates and seeds are counted, not listed.
+    for column in map(str, table):
+        costs = column.startswith(("params_", "flops_"))
+        # Counts follow from the options too, but a reader wants to see the options themselves.
+        by = _OWNERS.get(column, [k for k in keys if k not in ("params_backbone", "mismatch")])
+        if column not in (*keys, *_COUNTED) and not costs and not _follows(table, column, by):
+            keys.append(column)
     table = (
         table
         if predicted is None
@@ -283,6 +386,18 @@ def _shapes(table: pd.DataFrame, predicted: pd.DataFrame | None) -> str:
     }  # fmt: skip
     shown: str = cells.to_string(index=False, formatters={k: v for k, v in form.items() if k in cells})
     return shown
+
+
+# of a plan's columns: labels of single runs, and what is summed up
+_COUNTED = ("run_id", "sweep", "seed", "lr", "params", "mismatch", "match_group")
+
+
+_OWNERS = {"options": ["architecture"], "corpus_options": ["corpus"]}
+
+
+def _follows(table: pd.DataFrame, column: str, keys: list[str]) -> bool:
+    """Whether a column has one value in each line that the keys make."""
+    return len(table[keys].drop_duplicates()) == len(table[[*keys, column]].drop_duplicates())
 
 
 def _span(seconds: float) -> str:

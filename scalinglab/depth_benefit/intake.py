@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scalinglab.arch_counts import extra_params
 from scalinglab.arch_options import OPTIONS
 from scalinglab.errors import ConfigError, SchemaError
+from scalinglab.information import ARM
 from scalinglab.inventory import row_checks, take_inventory
 from scalinglab.runs import complete, declare_params
 from scalinglab.schema import stopped_rows
@@ -26,7 +27,8 @@ Severity = Literal["info", "warn", "block"]
 
 CONVENTIONS: tuple[FlopConvention, ...] = ("6n", "causal", "full")
 ALL = "all"  # the architecture of a table that names none
-_MIXING = ("eval_dataset", "split", "vocab", "context")  # losses are comparable within one value only
+# losses are comparable within one value only
+_MIXING = ("eval_dataset", "split", "vocab", "context", "corpus", "corpus_options")
 _ALIASES = {  # names in published tables -> keys of arch_options.OPTIONS
     "sandwich_ln": "sandwich", "hc": "hyper_connections", "attnres_full": "attn_res", "attnres_block": "block_attn_res",
 }  # fmt: skip
@@ -231,9 +233,22 @@ def _invalid(live: pd.DataFrame, checkpoints: str) -> list[str]:
             out.append(f"losses of different {column} ({values}) are mixed: select one with where=")
     if not len(live):
         return out
+    cell = [live[c] for c in ("architecture", "group", "depth", "width")]
+    for column in ("parametrization", *ARM):  # a cell's mean is over seeds, never over treatments
+        if column in live and column not in _MIXING and _varies(live[column], cell):
+            values = ", ".join(repr(v) for v in list(dict.fromkeys(live[column]))[:4])
+            out.append(
+                f"runs of one cell differ in {column} ({values}) and are no seeds of each other: select one with where=, or "
+                "name the arms in the column architecture"
+            )
     wrong = {"UNIT_SUSPICION", "DUPLICATE_RUNS"} | ({"UNFINISHED_SCHEDULE"} if checkpoints == "final" else set())
     checks = row_checks(take_inventory(live))
     return out + [f"{c.name}: {c.action}" for c in checks if c.level == "block" and c.code in wrong]
+
+
+def _varies(values: pd.Series, cell: list[pd.Series]) -> bool:
+    """Whether some cell has more than one value."""
+    return bool((values.groupby(cell).nunique(dropna=False).to_numpy() > 1).any())
 
 
 def _remarks(finals: pd.DataFrame, dead: pd.DataFrame, table: pd.DataFrame) -> list[Finding]:

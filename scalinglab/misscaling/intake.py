@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from scalinglab.coordinates import CoordinateCheck
 from scalinglab.errors import SchemaError
+from scalinglab.information import ARM
 from scalinglab.misscaling.surface import drift_cost
 from scalinglab.runs import final_rows
 from scalinglab.schema import stopped_rows
@@ -211,6 +212,13 @@ def _paired(
     for column in mixed:
         values = ", ".join(sorted(table[column].dropna().astype(str).unique())[:3])
         findings.append(f"not paired: runs differ in {column} ({values})")
+    arms = [c for c in ("architecture", "parametrization") if c in table]
+    for column in (
+        c for c in ARM if arms and c in table
+    ):  # an arm is one treatment: its cells average over seeds alone
+        if table.fillna({column: ""}).groupby(arms, dropna=False)[column].nunique().max() > 1:
+            findings.append(f"not paired: runs of one arm differ in {column}; take one value, e.g. --where")
+            mixed.append(column)
     if mixed:
         return False
     if not known:

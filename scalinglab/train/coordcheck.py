@@ -112,7 +112,7 @@ def coordinate_check(
     sizes : sequence of int, optional
         Widths or numbers of blocks, the first is the base; `SIZES` unless given.
     seeds : sequence of int
-        Of weights and data; three or more give a usable interval.
+        Of weights and data; one gives no interval, hence no verdict, three or more a usable one.
     steps : int
         Updates, measured after each.
     lr : float
@@ -184,6 +184,7 @@ def coords(
     setting: Setting | None = None,
     sizes: Mapping[str, Sequence[int]] = SIZES,
     report: Callable[[str], None] | None = None,
+    done: Callable[[CoordinateCheck], None] | None = None,
 ) -> list[CoordinateCheck]:
     """The checks that belong to a sweep: every architecture with every parametrization, on tiny networks.
 
@@ -196,7 +197,9 @@ def coords(
     seeds, steps, lr, setting, report
         As in `coordinate_check`; about ten seconds of one core per check. The learning rate is the probe's, not the sweep's.
     sizes : mapping
-        "width" and "depth" -> sizes of the networks, the first is the base.
+        "width" and "depth" -> sizes of the networks, the first is the base; `SIZES` where one is missing.
+    done : callable, optional
+        Given each check as soon as it is made.
 
     Raises
     ------
@@ -213,19 +216,21 @@ def coords(
             first = getattr(base, axis) if base is not None else getattr(arms[key].shape, axis)
             if own != first:
                 axes.setdefault(key, set()).add(axis)  # type: ignore[arg-type]
-    checks = []
+    checks: list[CoordinateCheck] = []
     for key, run in arms.items():
         for axis in sorted(axes.get(key, ())):
             moving: list[Trainable | None] = [None]
             if axis == "depth" and _acts_on_trunk(run, setting or Setting()):
                 moving.append("trunk")
-            checks += [
-                coordinate_check(
-                    run.architecture, run.parametrization, axis=axis, sizes=sizes[axis], seeds=seeds, steps=steps, lr=lr,
-                    trainable=trainable, options=run.options, perturb=run.perturb, setting=setting, report=report,
-                )
-                for trainable in moving
-            ]  # fmt: skip
+            for trainable in moving:
+                check = coordinate_check(
+                    run.architecture, run.parametrization, axis=axis, sizes=sizes.get(axis, SIZES[axis]), seeds=seeds,
+                    steps=steps, lr=lr, trainable=trainable, options=run.options, perturb=run.perturb, setting=setting,
+                    report=report,
+                )  # fmt: skip
+                checks.append(check)
+                if done is not None:
+                    done(check)
     return checks
 
 

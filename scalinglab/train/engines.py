@@ -31,6 +31,30 @@ def cores() -> int:
     return found
 
 
+def count_workers(workers: int | None, device: str) -> int:
+    """Workers that were asked for; else one per core, or one on an accelerator.
+
+    Raises
+    ------
+    ConfigError
+        Fewer than one.
+    """
+    if workers is None:
+        return cores() if device == "cpu" else 1
+    if workers < 1:
+        raise ConfigError(f"workers={workers} must be at least 1")
+    return workers
+
+
+def check_address(engine: str, address: str | None) -> None:
+    """Refuse an address where it would be ignored."""
+    if engine == "loky" and address is not None:
+        raise ConfigError(
+            f"address={address!r} is of a cluster, and engine 'loky' trains on this machine: choose engine 'dask' or 'ray', "
+            "or leave the address out"
+        )
+
+
 @contextlib.contextmanager
 def start(engine: Engine, workers: int, address: str | None = None) -> Iterator[None]:
     """A context in which `run` runs its calls on the engine.
@@ -46,10 +70,11 @@ def start(engine: Engine, workers: int, address: str | None = None) -> Iterator[
     Raises
     ------
     ConfigError
-        The engine is unknown or not installed, or its scheduler can't be reached.
+        The engine is unknown or not installed, its scheduler can't be reached, or "loky" is given an address.
     """
     if engine not in _NEEDS:
         raise ConfigError(f"engine={engine!r} is unknown; choose one of {', '.join(_NEEDS)}")
+    check_address(engine, address)
     for module, extra in dict([_NEEDS["loky"], _NEEDS[engine]]).items():
         if find_spec(module) is None:
             raise ConfigError(f"engine {engine!r} needs {module}: pip install 'scalinglab[{extra}]'")

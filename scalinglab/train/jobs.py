@@ -17,9 +17,10 @@ import msgspec
 import numpy as np
 
 from scalinglab import tomlfile
-from scalinglab.config import RunConfig
+from scalinglab.config import ANY_TOKENS, RunConfig
 from scalinglab.errors import ConfigError
 from scalinglab.matching import charge
+from scalinglab.train.schedule import branch_step
 
 STACK_TOKENS = 4096  # per step, of all replicas together: beyond it a CPU core gains nothing from stacking
 MOST_REPLICAS = 12
@@ -57,7 +58,17 @@ class Job:
     @cached_property
     def flops(self) -> float:
         """Training FLOPs (forward + backward, causal) of all runs; the trunk of a ladder counts once."""
-        return sum(map(_flops, self.runs)) if len(self.stacks) == 1 else _ladder_flops(self.stacks)
+        return sum(
+            _flops(run) * (1 - before / run.steps)
+            for stack, before in zip(self.stacks, self.trunks, strict=True)
+            for run in stack
+        )
+
+    @cached_property
+    def trunks(self) -> tuple[int, ...]:
+        """Per stack, the first steps that the stack before it has trained already: its trunk; 0 where none is shared."""
+        pairs = zip(self.stacks, self.stacks[1:], strict=False)
+        return (0, *(branch_step(one[0]) if _same_trunk(one, other) else 0 for one, other in pairs))
 
     @cached_property
     def cost(self) -> float:
@@ -184,7 +195,7 @@ def stack_key(run: RunConfig) -> str:
 
 
 def _family(run: RunConfig) -> str:
-    return stack_key(msgspec.structs.replace(run, tokens=1) if has_trunk(run) else run)
+    return stack_key(msgspec.structs.replace(run, tokens=ANY_TOKENS) if has_trunk(run) else run)
 
 
 def has_trunk(run: RunConfig) -> bool:
@@ -218,10 +229,10 @@ def _flops(run: RunConfig) -> float:
     return cost.flops * run.steps * run.batch_tokens
 
 
-def _ladder_flops(ladder: Sequence[Stack]) -> float:
-    """The trunk as far as the last branch, once; and the decay of every rung."""
-    total = 0.0
-    for stack in ladder:
-        decay = stack[0].schedule.decay
-        total += sum(map(_flops, stack)) * (1.0 if stack is ladder[-1] else decay)
-    return total
+def _same_trunk(one: Stack, other: Stack) -> bool:
+    """Whether the second stack goes on from where the decay of the first began: the same runs, for more tokens."""
+    bare = [
+        [msgspec.structs.replace(run, tokens=ANY_TOKENS, sweep="", match_group="") for run in stack]
+        for stack in (one, other)
+    ]
+    return has_trunk(one[0]) and bare[0] == bare[1]

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from scalinglab.collecting import CONFIG, SUMMARY, is_finished
@@ -80,8 +81,10 @@ class LaunchReport:
 
     def summary(self) -> str:
         """The report as text: one line of counts, one sentence per failure."""
-        parts = [f"{len(self.finished):,} runs trained in {self.seconds:,.0f} s"]
-        parts += [f"{len(self.skipped):,} were finished before"] if self.skipped else []
+        runs = "run" if len(self.finished) == 1 else "runs"
+        parts = [f"{len(self.finished):,} {runs} trained in {self.seconds:,.0f} s"]
+        were = "was" if len(self.skipped) == 1 else "were"
+        parts += [f"{len(self.skipped):,} {were} finished before"] if self.skipped else []
         parts += [f"{len(self.diverged):,} diverged: {', '.join(self.diverged[:3])}"] if self.diverged else []
         parts += [f"{sum(len(f.run_ids) for f in self.failed):,} failed"] if self.failed else []
         return "\n".join(["; ".join(parts), *(f"failed: {failure}" for failure in self.failed)])
@@ -131,8 +134,8 @@ def launch(
     Raises
     ------
     ConfigError
-        Before anything is trained: no run, the folder can't be written, a corpus doesn't fit its shape, no such device,
-        an engine that isn't installed.
+        Before anything is trained: no run, the folder can't be written, a corpus doesn't fit its shape, a model that
+        can't be made, no such device, an engine that isn't installed, an address that the engine has no use for.
     KeyboardInterrupt
         After SIGINT or SIGTERM, once the workers have saved their state.
     """
@@ -140,7 +143,8 @@ def launch(
     runs = list(expand(sweep).runs) if isinstance(sweep, Sweep) else list(sweep)
     folder = Path(out)
     jobs = part_of(stacks(runs, max_replicas=max_replicas), *shard)
-    workers = _workers(workers, device)
+    workers = engines.count_workers(workers, device)
+    engines.check_address(engine, address)
     check(runs, folder, device=device)
     asked = {run_id: run for job in jobs for run_id, run in zip(job.run_ids, job.runs, strict=True)}
     skipped = {run_id for run_id in asked if is_finished(folder / run_id)}
@@ -165,6 +169,22 @@ def launch(
 
 def check(runs: Sequence[RunConfig], out: Path, *, device: str = "cpu") -> None:
     """Refuse what can't be trained before anything is; see `launch` for what is looked at."""
+    check_data(runs)
+    check_models(runs)
+    if device != "cpu":
+        _check_device(device)
+    _check_folder(out)
+
+
+def check_data(runs: Sequence[RunConfig]) -> None:
+    """Open every corpus and see that it fits the shapes; without torch.
+
+    Raises
+    ------
+    ConfigError
+        No run; a corpus or an option of it that isn't known, a text that is missing or shorter than the context, more
+        symbols than the vocabulary has.
+    """
     from scalinglab.train.corpora import open_corpus
 
     if not runs:
@@ -184,9 +204,30 @@ def check(runs: Sequence[RunConfig], out: Path, *, device: str = "cpu") -> None:
             )
         corpus.eval_set(evaluation.sequences, shape.context)
         corpus.batch(np.random.default_rng(0), 1, shape.context)
-    if device != "cpu":
-        _check_device(device)
-    _check_folder(out)
+
+
+def check_models(runs: Sequence[RunConfig]) -> None:
+    """Make the shallowest model of every kind of run, without memory for its weights.
+
+    Raises
+    ------
+    ConfigError
+        A head or base size that the model can't have, or a parametrization that doesn't reach one of its tensors.
+    """
+    from scalinglab.train.scaling import build
+
+    kinds: dict[str, RunConfig] = {}
+    for run in runs:
+        # What can be wrong doesn't depend on the depth, and a deep model takes a while even without weights.
+        shape = {**msgspec.structs.asdict(run.shape), "depth": None}
+        key = repr((run.architecture, run.options, run.parametrization, run.perturb, run.base, run.positions, shape))
+        if key not in kinds or run.shape.depth < kinds[key].shape.depth:
+            kinds[key] = run
+    for run in kinds.values():
+        try:
+            build(run, device="meta")
+        except ConfigError as error:
+            raise ConfigError(f"run {run.run_id} can't be trained: {error}") from None
 
 
 # ---- the foreman: hands out jobs until none is left --------------------------------------------------------------------
@@ -326,14 +367,6 @@ def _was_begun(order: Order, job: Job) -> bool:
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------------
-def _workers(workers: int | None, device: str) -> int:
-    if workers is None:
-        return engines.cores() if device == "cpu" else 1
-    if workers < 1:
-        raise ConfigError(f"workers={workers} must be at least 1")
-    return workers
-
-
 def _check_device(device: str) -> None:
     import torch
 

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scalinglab.config import RunConfig
+from scalinglab.config import ANY_TOKENS, RunConfig
 from scalinglab.errors import ConfigError, ScalinglabWarning
 from scalinglab.tables import write_atomically
 from scalinglab.train import checkpoints
@@ -132,7 +132,7 @@ def trunk_id(configs: Sequence[RunConfig]) -> str | None:
     schedule = configs[0].schedule
     if schedule.kind != "wsd" or schedule.warmup_tokens is None:
         return None
-    return stack_id([msgspec.structs.replace(c, tokens=1, sweep="", match_group="") for c in configs])
+    return stack_id([msgspec.structs.replace(c, tokens=ANY_TOKENS, sweep="", match_group="") for c in configs])
 
 
 def read_summary(folder: Path) -> Summary | None:

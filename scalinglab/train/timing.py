@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from scalinglab.config import Evaluation, RunConfig, Sweep
+from scalinglab.config import ANY_TOKENS, Evaluation, RunConfig, Schedule, Sweep
 from scalinglab.errors import ConfigError
 from scalinglab.matching import charge
 from scalinglab.planning import expand
@@ -80,20 +80,20 @@ def predict(
     -------
     DataFrame
         One row per run: run_id, architecture, depth, width, stack_size, step_seconds (of the whole stack), seconds (the
-        run's share of its stack), peak_share (FLOPs per second over those of a 512 x 512 x 512 fp32 product on one core;
+        run's share of its stack, less the trunk that the budget before it has trained), peak_share (FLOPs per second over those of a 512 x 512 x 512 fp32 product on one core;
         NaN without a timing), basis ("timed", or where the rate comes from). attrs: wall_seconds of the sweep, workers,
         basis (a sentence).
 
     Raises
     ------
     ConfigError
-        seconds is negative, or a timed stack can't be trained.
+        seconds is negative, workers is below 1, or a timed stack can't be trained.
     """
     if not seconds >= 0:
         raise ConfigError(f"seconds={seconds} of timing must be 0 or more")
     configs = list(expand(runs).runs) if isinstance(runs, Sweep) else list(runs)
+    workers = engines.count_workers(workers, device)
     jobs = stacks(configs, max_replicas=max_replicas)
-    workers = workers or (engines.cores() if device == "cpu" else 1)
     kinds: dict[str, _Kind] = {}
     for job in jobs:
         for stack in job.stacks:
@@ -101,7 +101,14 @@ def predict(
     timed = _time(kinds, seconds, workers, device, backend)
     rates = {key: _rate(kinds, key, timed) for key in kinds}
     peak = max((t.peak for t in timed.values()), default=math.nan)
-    table = pd.DataFrame([row for job in jobs for stack in job.stacks for row in _rows(stack, kinds, rates, peak)])
+    table = pd.DataFrame(
+        [
+            row
+            for job in jobs
+            for stack, before in zip(job.stacks, job.trunks, strict=True)
+            for row in _rows(stack, before, kinds, rates, peak)
+        ]
+    )
     per_run = dict(zip(table["run_id"], table["seconds"], strict=True))
     table.attrs = {
         "wall_seconds": _makespan(jobs, per_run, workers), "workers": workers,
@@ -112,14 +119,16 @@ def predict(
 
 
 def _rows(
-    stack: Stack, kinds: dict[str, _Kind], rates: dict[str, tuple[float, str]], peak: float
+    stack: Stack, before: int, kinds: dict[str, _Kind], rates: dict[str, tuple[float, str]], peak: float
 ) -> list[dict[str, Any]]:
+    """One row per run of a stack whose first `before` steps another one has trained."""
     key, first = _kind_key(stack), stack[0]
     rate, basis = rates[key]
     step = kinds[key].flops / rate
-    times = 2 + ((first.steps - 1) // first.evaluation.every if first.evaluation.every else 0)
+    every = first.evaluation.every
+    times = 1 + (before == 0) + ((first.steps - 1) // every - before // every if every else 0)
     evaluated = _EVALUATION * times * first.evaluation.sequences * first.shape.context * len(stack)
-    total = step * (first.steps + evaluated / (first.batch_tokens * len(stack))) + _SETUP
+    total = step * (first.steps - before + evaluated / (first.batch_tokens * len(stack))) + _SETUP
     return [
         {
             "run_id": run.run_id, "architecture": run.architecture, "depth": run.shape.depth, "width": run.shape.width,
@@ -200,7 +209,12 @@ def _time_one(key: str, stack: Stack, *, slot: float, device: str, backend: Back
     from scalinglab.train.loop import train
 
     short = [
-        msgspec.structs.replace(run, tokens=_STEPS * run.batch_tokens, evaluation=Evaluation(sequences=1))
+        msgspec.structs.replace(
+            run,
+            tokens=_STEPS * run.batch_tokens,
+            evaluation=Evaluation(sequences=1),
+            schedule=Schedule(),  # its own warmup may be longer than this
+        )
         for run in stack
     ]
     ticks: list[float] = []
@@ -237,7 +251,7 @@ def _matrix_rate(device: str, size: int = 512, tries: int = 5) -> float:
 
 
 def _kind_key(stack: Stack) -> str:
-    return f"{len(stack)} {stack_key(msgspec.structs.replace(stack[0], tokens=1))}"
+    return f"{len(stack)} {stack_key(msgspec.structs.replace(stack[0], tokens=ANY_TOKENS))}"
 
 
 def _step_flops(run: RunConfig) -> float:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from scalinglab.collecting import LOG, SUMMARY, is_finished
+from scalinglab.collecting import CONFIG, LOG, SUMMARY, has_summary, is_finished, read_config
 from scalinglab.errors import ScalinglabError
 from scalinglab.tables import write_atomically
 from scalinglab.train import claims, engines
@@ -112,8 +112,11 @@ def _prepare(out: Path, stack: Stack) -> None:
     place = out / STACKS / Job((stack,)).name
     if not (place / MEMBERS).is_file():
         write_atomically(place / MEMBERS, json.dumps([run.run_id for run in stack]).encode())
-    for folder in (out / run.run_id for run in stack):
-        if is_finished(folder):
+    for run in stack:
+        folder = out / run.run_id
+        if folder.is_dir() and read_config(folder) is None:
+            run.save(folder / CONFIG)  # missing or damaged; the folder's name is a digest of what was in it
+        if has_summary(folder, run):
             continue
         if (folder / SUMMARY).exists():  # damaged or of another run: the loop would stop at it
             os.replace(folder / SUMMARY, folder / f"damaged-{SUMMARY}")

@@ -72,7 +72,7 @@ def coords(
         ncols=1 if across == 1 else min(3, len(shown)),
     )
     level = f"{100 * shown[0].level:g}\u00a0%"
-    style.footnote(made, f"Numbers: exponent in {shown[0].axis}, mean over {len(shown[0].seeds)} seeds ± half its {level} t interval, and "
+    style.footnote(made, f"Numbers: exponent in {shown[0].axis}, mean over {_seeds(shown)} ± half its {level} t interval, and "
                          "verdict (? more seeds; no sign: not judged). Grey fan: exponents that pass, through the first check at its "
                          "base size. Small points: seeds.")  # fmt: skip
     return made
@@ -173,6 +173,11 @@ def _exponents(ax: Axes, checks: Sequence[CoordinateCheck], name: str, step: int
         text = ax.annotate(told, (0.03, 0.98), xycoords="axes fraction", xytext=(0, -8.5 * i), textcoords="offset points",
                            ha="left", va="top", fontsize=style.SMALL, color=style.colour_of(i))  # fmt: skip
         style.haloed(text)
+
+
+def _seeds(checks: Sequence[CoordinateCheck]) -> str:
+    numbers = sorted({len(check.seeds) for check in checks})
+    return f"{'/'.join(map(str, numbers))} seed{'s' if numbers != [1] else ''}"
 
 
 def _label(check: CoordinateCheck) -> str:

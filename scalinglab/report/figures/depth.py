@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -60,7 +60,8 @@ def depth_profile(
 ) -> Figure:
     """Diagnostics by depth, one panel each, one colour per model, with the report's intervals as bands.
 
-    The horizontal axis is the block where all models have one depth, and the depth over L otherwise.
+    The horizontal axis is the block where all models have one depth, and the depth over L otherwise. What is not finite is
+    left out, and the figure says so.
 
     Parameters
     ----------
@@ -98,8 +99,11 @@ def depth_profile(
             ax.set_xlabel("Depth (blocks)" if same else "Depth / number of blocks")
     _legend(made, grid[0], names)
     absent = [PANELS[p].label for p in panels if PANELS[p] not in shown]
-    notes = [_bands(given), *dict.fromkeys(notes)] + ([f"Not measured: {', '.join(absent)}."] if absent else [])
-    style.footnote(made, " ".join(n for n in notes if n))
+    if PANELS["rms"] in shown:
+        notes.append(
+            "State: the residual stream; attention residuals have none, and theirs is the mix read next, which differs in kind."
+        )
+    _caption(made, [_bands(given), *notes, f"Not measured: {', '.join(absent)}." if absent else ""])
     return made
 
 
@@ -111,6 +115,9 @@ def layer_removal(
     width: style.Width = "column",
 ) -> Figure:
     """What it costs to leave out each block, and the pruning curve: n adjacent blocks between the most alike states.
+
+    For one model the pruning curve names the blocks that were left out, counted from 0. What is not finite is left out, and
+    the figure says so.
 
     Raises
     ------
@@ -129,27 +136,84 @@ def layer_removal(
     notes: list[str] = []
     for ax, name in zip(axes, whole, strict=True):
         many = len(given)
-        steep = _is_steep([r.measure(name).value for r in given if name in r])
-        floor = _floor([r.measure(name) for r in given if name in r], notes) if steep else None
-        for k, report in enumerate(given):
-            if name not in report:
-                continue
-            m = report.measure(name)
+        found = _finite([(k, report, report.measure(name)) for k, report in enumerate(given) if name in report])
+        steep = _is_steep([m.value for _, _, m in found])
+        floor = _floor([m for _, _, m in found], notes) if steep else None
+        for k, report, m in found:
             x = m.at.astype(float) if same else m.at / report.depth
             if name == "removal_loss":
                 step = 1.0 if same else 1.0 / report.depth
                 _bars(ax, x + step * 0.22 * (k - (many - 1) / 2) * min(1, 3 / many), m, k, floor)
             else:
                 _curve(ax, x, m, k, floor)
+                if many == 1:
+                    _name_blocks(ax, report, m, floor)
         _finish(ax, floor, same)
-        if floor is None:
+        _missing(ax, name, name.replace("_", " ").capitalize(), given, names, notes)
+        if floor is None and found:
             ax.axhline(0, color=style.GREY, lw=0.5, zorder=0)
         ax.set_ylabel("Loss increase (nats/token)")
-        what = "Block left out" if name == "removal_loss" else "Adjacent blocks left out"
+        what = "Block left out" if name == "removal_loss" else "Adjacent blocks left out, n"
         ax.set_xlabel(what + ("" if same else " / number of blocks"))
+    if "pruning_loss" in whole:
+        notes.append(
+            "Of all groups of n adjacent blocks, the one between whose states the angle is smallest is left out."
+        )
     _legend(made, axes[0], names)
-    style.footnote(made, " ".join(n for n in [_bands(given), *dict.fromkeys(notes)] if n))
+    _caption(made, [_bands(given), *notes])
     return made
+
+
+_Found = list[tuple[int, ProbeReport, Measure]]
+
+
+def _finite(found: _Found) -> _Found:
+    """Measures with NaN for infinity, less those without a finite value: a diverged model has such."""
+    return [(k, report, _without_infinity(m)) for k, report, m in found if np.isfinite(m.value).any()]
+
+
+def _without_infinity(m: Measure) -> Measure:
+    value, low, high = (np.where(np.isfinite(v), v, np.nan) for v in (m.value, m.low, m.high))
+    return replace(m, value=value, low=low, high=high)
+
+
+def _missing(ax: Axes, measure: str, label: str, given: list[ProbeReport], names: list[str], notes: list[str]) -> None:
+    """Say which models a panel doesn't show; in the panel where it shows none."""
+    absent = [name for name, report in zip(names, given, strict=True) if measure not in report]
+    broken = [
+        name
+        for name, report in zip(names, given, strict=True)
+        if measure in report and not np.isfinite(report.measure(measure).value).all()
+    ]
+    if absent:
+        notes.append(f"{label}: not defined for {', '.join(absent)}.")
+    if broken and not ax.lines:
+        ax.text(0.5, 0.5, "not finite", transform=ax.transAxes, ha="center", va="center", color=style.GREY)
+        ax.set_yticks([])
+    elif broken:
+        notes.append(f"{label}: not finite, or not everywhere, for {', '.join(broken)}.")
+
+
+def _name_blocks(ax: Axes, report: ProbeReport, m: Measure, floor: float | None) -> None:
+    """The first and last block of each group that was left out, over its point."""
+    if "pruning_start" not in report or len(m.at) > 12:
+        return
+    starts = dict(zip(report.measure("pruning_start").at, report.measure("pruning_start").value, strict=True))
+    for n, y in zip(m.at, _raised(m, floor)[0], strict=True):
+        if n in starts and np.isfinite(y):
+            first = int(starts[n])
+            told = f"{first}" if n == 1 else f"{first}\u2013{first + n - 1}"
+            text = ax.annotate(told, (float(n), float(y)), xytext=(0, 4), textcoords="offset points", ha="center",
+                               va="bottom", fontsize=style.SMALL, color=style.GREY)  # fmt: skip
+            style.haloed(text)
+
+
+def _caption(made: Figure, notes: Sequence[str]) -> None:
+    """The notes under the figure, which grows by what they need: a long caption must not cover the axes."""
+    text = " ".join(dict.fromkeys(note for note in notes if note))
+    lines = -(-len(text) // int(made.get_figwidth() * 25))
+    made.set_figheight(made.get_figheight() + 0.1 * max(0, lines - 2))
+    style.footnote(made, text)
 
 
 def _given(
@@ -167,10 +231,16 @@ def _given(
 
 
 def _panel(ax: Axes, panel: Panel, given: list[ProbeReport], names: list[str], same: bool, notes: list[str]) -> None:
-    found = [
-        (k, report, _along(report.measure(panel.measure))) for k, report in enumerate(given) if panel.measure in report
-    ]
-    steep = panel.scale == "log" or (panel.scale == "auto" and _is_steep([m.value for _, _, m in found]))
+    found = _finite(
+        [
+            (k, report, _along(report.measure(panel.measure)))
+            for k, report in enumerate(given)
+            if panel.measure in report
+        ]
+    )
+    steep = bool(found) and (
+        panel.scale == "log" or (panel.scale == "auto" and _is_steep([m.value for _, _, m in found]))
+    )
     floor = _floor([m for _, _, m in found], notes) if steep else None
     for k, report, m in found:
         # A block lies between two states; a sublayer's reader is half a block.
@@ -178,9 +248,7 @@ def _panel(ax: Axes, panel: Panel, given: list[ProbeReport], names: list[str], s
         x: Array = np.asarray(at, dtype=np.float64) / (1.0 if same else report.depth)
         _curve(ax, x, m, k, floor)
     _finish(ax, floor, same)
-    missing = [name for name, report in zip(names, given, strict=True) if panel.measure not in report]
-    if missing:
-        notes.append(f"{panel.label}: not defined for {', '.join(missing)}.")
+    _missing(ax, panel.measure, panel.label, given, names, notes)
     ax.set_title(panel.label)
 
 
@@ -214,7 +282,9 @@ def _points(ax: Axes, x: Array, m: Measure, k: int, floor: float | None, size: f
     low = np.zeros(len(x), bool) if floor is None else m.value < floor
     value, colour = _raised(m, floor)[0], style.colour_of(k)
     shared: dict[str, Any] = {"ls": "", "marker": style.marker_of(k), "ms": size, "color": colour, "clip_on": False}
-    ax.plot(x[~low], value[~low], zorder=3, **shared)
+    high = np.isfinite(m.value) & ~low
+    if high.any():  # unclipped points that are nowhere would have no end, and no layout
+        ax.plot(x[high], value[high], zorder=3, **shared)
     if low.any():
         ax.plot(x[low], value[low], zorder=4, mfc="white", mew=0.7, **shared)
 
@@ -227,7 +297,7 @@ def _raised(m: Measure, floor: float | None) -> tuple[Array, Array, Array]:
 
 
 def _is_steep(values: list[Array]) -> bool:
-    known = np.concatenate(values)
+    known = np.concatenate([*values, np.zeros(0)])
     known = known[np.isfinite(known)]
     middle = float(np.median(known)) if len(known) else 0.0
     return bool(len(known) and known.max() > 0 and known.max() > _STEEP * max(middle, known.max() * 1e-12))
@@ -250,7 +320,7 @@ def _floor(measures: list[Measure], notes: list[str]) -> float:
 def _finish(ax: Axes, floor: float | None, same: bool) -> None:
     if floor is not None:
         drawn = [np.asarray(line.get_ydata(), dtype=np.float64) for line in ax.lines]
-        tops = [float(np.nanmax(y)) for y in drawn if len(y)]
+        tops = [float(y[np.isfinite(y)].max()) for y in drawn if np.isfinite(y).any()]
         style.set_log_limits(ax, "y", [floor, max(tops)], pad=0.06)
         ax.set_ylim(bottom=floor)
         style.log_axis(ax, "y", "power" if floor < 1e-3 or max(tops) >= 1e4 else "plain", most=4)

@@ -216,7 +216,7 @@ def _paired(
     for column in (
         c for c in ARM if arms and c in table
     ):  # an arm is one treatment: its cells average over seeds alone
-        if table.fillna({column: ""}).groupby(arms, dropna=False)[column].nunique().max() > 1:
+        if table[column].astype(str).groupby([table[a] for a in arms], dropna=False).nunique().max() > 1:
             findings.append(f"not paired: runs of one arm differ in {column}; take one value, e.g. --where")
             mixed.append(column)
     if mixed:

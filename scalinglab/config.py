@@ -103,6 +103,8 @@ class Base(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         _typed(self, "base.")
         for name in self.__struct_fields__:
             _at_least(f"base.{name}", getattr(self, name), 1)
+        if self.width % self.head_dim:
+            raise ConfigError(f"base.width={self.width} must be a multiple of base.head_dim={self.head_dim}")
 
 
 class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -239,6 +241,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 raise ConfigError(f"{name}={value} must be a positive number")
         for name, low in {"tokens": 1, "batch": 1, "seed": 0}.items():
             _at_least(name, getattr(self, name), low)
+        head_dim = self.shape.build().head_dim
+        if self.positions == "rope" and head_dim % 2:
+            raise ConfigError(f"head_dim={head_dim} must be even for rotary positions")
         resolve_options(self.architecture, self.options)
         self.scaling()
         if (self.parametrization not in _UNSCALED or self.perturb) and self.base is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +33,7 @@ def draw(
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     skipped: dict[str, str] = {}
-    for name in names or FIGURES:
+    for name in names or _of_fits():
         try:
             drawn = FIGURES[name](fit)
         except ScalinglabError as error:
@@ -42,3 +43,9 @@ def draw(
             continue
         written += [save_figure(drawn, folder / f"{name}.{kind}") for kind in formats]
     return written, skipped
+
+
+def _of_fits() -> list[str]:
+    """Figures whose first argument is a fit; the others draw reports, probes and checks."""
+    first = {name: next(iter(inspect.signature(make).parameters.values())) for name, make in FIGURES.items()}
+    return [name for name, parameter in first.items() if "Fit" in str(parameter.annotation)]

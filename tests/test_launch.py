@@ -362,7 +362,7 @@ def test_a_hundred_kills(tmp_path: Path) -> None:
 
     The launchers are forked from a process that has imported torch, so that kills hit the training and not the start.
     """
-    steps = int(os.environ.get("SCALINGLAB_KILL_STEPS", "5000"))
+    steps = int(os.environ.get("SCALINGLAB_KILL_STEPS", "20000"))
     runs, whole, out = script_runs(steps), tmp_path / "whole", tmp_path / "killed"
     assert len(launch(runs, whole, workers=1, progress=False).finished) == len(runs)
     code = KILLING.format(tests=str(TESTS), out=str(out), steps=steps, kills=100)

@@ -19,7 +19,8 @@ from scalinglab.collecting import collect
 from scalinglab.config import Evaluation, Optimizer, RunConfig, Schedule, ShapeSpec
 from scalinglab.errors import ConfigError, ScalinglabWarning
 from scalinglab.train import checkpoints, fused
-from scalinglab.train.loop import Stopped, stack_id, train
+from scalinglab.train.jobs import stack_id
+from scalinglab.train.loop import Stopped, train
 from scalinglab.train.runlog import RunLog, is_logged
 from scalinglab.train.scaling import build
 from scalinglab.train.schedule import branch_step, share

@@ -31,6 +31,7 @@ def read(
     torn: Literal["error", "drop"] = "error",
     encoding: str = "utf-8",
 ) -> pd.DataFrame:
+    """A run table from what the user named; what was mapped is shown."""
     from scalinglab.readers import describe_mapping, read_runs
 
     if not source or (not isinstance(source, str) and not all(s.strip() for s in source)):
@@ -55,6 +56,7 @@ def check_out(out: Path | None, suffixes: tuple[str, ...], inputs: Sequence[str]
 
 
 def check_folder(folder: Path, option: str = "--out") -> None:
+    """Refuse a folder below a file, before any work is done."""
     for place in (folder, *folder.parents):
         if place.exists():
             if not place.is_dir():
@@ -63,11 +65,13 @@ def check_folder(folder: Path, option: str = "--out") -> None:
 
 
 def check_level(level: float) -> None:
+    """Refuse a level outside (0, 1)."""
     if not 0 < level < 1:
         raise ConfigError(f"--level {level:g}: give a number between 0 and 1, such as 0.95")
 
 
 def pairs(given: Pairs, option: str) -> dict[str, str]:
+    """name=value texts of an option as a dict."""
     out = {}
     for text in given:
         name, sign, value = text.partition("=")
@@ -78,6 +82,7 @@ def pairs(given: Pairs, option: str) -> dict[str, str]:
 
 
 def numbers(given: Pairs, option: str) -> dict[str, float]:
+    """name=number texts of an option as a dict."""
     out = {}
     for name, value in pairs(given, option).items():
         try:
@@ -88,6 +93,7 @@ def numbers(given: Pairs, option: str) -> dict[str, float]:
 
 
 def draw_all(made: Fit, folder: Path, names: Sequence[str] = (), formats: Sequence[str] = ("png", "pdf")) -> list[Path]:
+    """Draw a fit's figures into a folder; says what was written and which don't suit, and returns the files."""
     need_matplotlib()
     from scalinglab.report.drawing import draw
 
@@ -110,6 +116,7 @@ def draw_named(name: str, result: Any, folder: Path) -> None:
 
 
 def need_matplotlib() -> None:
+    """Say how to get matplotlib where it is missing."""
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
@@ -117,6 +124,7 @@ def need_matplotlib() -> None:
 
 
 def write_csv(table: pd.DataFrame, path: Path) -> None:
+    """Write a table, its index as columns where it has a name."""
     from scalinglab.tables import write_table
 
     write_table(table if table.index.name is None else table.reset_index(), path)
@@ -124,4 +132,5 @@ def write_csv(table: pd.DataFrame, path: Path) -> None:
 
 
 def say(text: str) -> None:
+    """A line on stderr: stdout is for results."""
     print(text, file=sys.stderr)

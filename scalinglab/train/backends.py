@@ -50,12 +50,21 @@ def _unfit(stack: Stack, config: RunConfig) -> str | None:
 
 
 def open_device(name: str) -> torch.device:
+    """The device of that name, as torch writes it: "cpu", "cuda", "cuda:1", "mps".
+
+    Raises
+    ------
+    ConfigError
+        There is no such device here, or it holds no data; lists those there are.
+    """
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
+        there = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        there += ["mps"] if torch.backends.mps.is_available() else []
         reason = str(error).split("\n")[0]
-        raise ConfigError(f"device={name!r} can't be used here: {reason}") from None
+        raise ConfigError(f"device={name!r} can't be used here ({reason}); there is {', '.join(there)}") from None
     if device.type == "meta":
         raise ConfigError("device='meta' has no data to train on; take cpu, cuda or mps")
     return device

@@ -44,11 +44,6 @@ def load(folder: Path, *, fits: Callable[[dict[str, Any]], bool]) -> dict[str, A
     return None
 
 
-def exists(folder: Path) -> bool:
-    """Whether there is anything to resume from."""
-    return (folder / _CURRENT).exists() or (folder / _PREVIOUS).exists()
-
-
 def remove(folder: Path) -> None:
     """Delete a folder of checkpoints."""
     shutil.rmtree(folder, ignore_errors=True)

@@ -53,7 +53,7 @@ class Job:
     @cached_property
     def name(self) -> str:
         """Short and the same for the same runs; safe as a file name."""
-        return hashlib.sha256("\n".join(self.run_ids).encode()).hexdigest()[:16]
+        return stack_id(self.runs)
 
     @cached_property
     def flops(self) -> float:
@@ -198,6 +198,18 @@ def _family(run: RunConfig) -> str:
     return stack_key(msgspec.structs.replace(run, tokens=ANY_TOKENS) if has_trunk(run) else run)
 
 
+def stack_id(runs: Sequence[RunConfig]) -> str:
+    """Name of a stack, of which its checkpoint folder is made: a digest of its runs in their order."""
+    return hashlib.sha256("\n".join(run.run_id for run in runs).encode()).hexdigest()[:16]
+
+
+def trunk_of(runs: Sequence[RunConfig]) -> list[RunConfig] | None:
+    """What runs that differ in tokens and labels alone have in common; None where they share no trunk."""
+    if not has_trunk(runs[0]):
+        return None
+    return [msgspec.structs.replace(run, tokens=ANY_TOKENS, sweep="", match_group="") for run in runs]
+
+
 def has_trunk(run: RunConfig) -> bool:
     """Whether runs that differ from this one in tokens alone share its trunk."""
     return run.schedule.kind == "wsd" and run.schedule.warmup_tokens is not None
@@ -231,8 +243,5 @@ def _flops(run: RunConfig) -> float:
 
 def _same_trunk(one: Stack, other: Stack) -> bool:
     """Whether the second stack goes on from where the decay of the first began: the same runs, for more tokens."""
-    bare = [
-        [msgspec.structs.replace(run, tokens=ANY_TOKENS, sweep="", match_group="") for run in stack]
-        for stack in (one, other)
-    ]
-    return has_trunk(one[0]) and bare[0] == bare[1]
+    trunk = trunk_of(one)
+    return trunk is not None and trunk == trunk_of(other)

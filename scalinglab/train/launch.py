@@ -170,8 +170,10 @@ def launch(
 def check(runs: Sequence[RunConfig], out: Path, *, device: str = "cpu") -> None:
     """Refuse what can't be trained before anything is; see `launch` for what is looked at."""
     check_data(runs)  # not the models: that takes torch, seconds, and a job that can't be built says so in a sentence
-    if device != "cpu":
-        _check_device(device)
+    if device != "cpu":  # the CPU is always there, and asking takes torch
+        from scalinglab.train.backends import open_device
+
+        open_device(device)
     _check_folder(out)
 
 
@@ -366,18 +368,6 @@ def _was_begun(order: Order, job: Job) -> bool:
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------------
-def _check_device(device: str) -> None:
-    import torch
-
-    try:
-        torch.empty(1, device=torch.device(device))
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        there = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-        there += ["mps"] if torch.backends.mps.is_available() else []
-        reason = str(error).split("\n")[0]
-        raise ConfigError(f"device={device!r} can't be used here ({reason}); there is {', '.join(there)}") from None
-
-
 def _check_folder(out: Path) -> None:
     """Make the folder and write into it, before hours of work find out that it can't be."""
     try:

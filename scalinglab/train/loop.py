@@ -11,7 +11,6 @@ an undisturbed one on the same machine.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import platform
 import signal
 import threading
@@ -27,13 +26,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scalinglab.config import ANY_TOKENS, RunConfig
+from scalinglab.config import RunConfig
 from scalinglab.errors import ConfigError, ScalinglabWarning
 from scalinglab.tables import write_atomically
 from scalinglab.train import checkpoints
 from scalinglab.train.backends import Backend, choose_kernels, open_device
 from scalinglab.train.corpora import Corpus, Evaluation, open_corpus, training_stream
 from scalinglab.train.evaluating import Score, evaluate
+from scalinglab.train.jobs import stack_id, trunk_of
 from scalinglab.train.runlog import RunLog, is_logged
 from scalinglab.train.schedule import branch_step, share
 from scalinglab.train.stack import Stack
@@ -122,17 +122,10 @@ def train(
     return summaries
 
 
-def stack_id(configs: Sequence[RunConfig]) -> str:
-    """Name of a stack's checkpoint folder: a digest of its runs in their order."""
-    return hashlib.sha256("\n".join(config.run_id for config in configs).encode()).hexdigest()[:16]
-
-
 def trunk_id(configs: Sequence[RunConfig]) -> str | None:
-    """Name of what runs that differ in tokens alone have in common; None where nothing is."""
-    schedule = configs[0].schedule
-    if schedule.kind != "wsd" or schedule.warmup_tokens is None:
-        return None
-    return stack_id([msgspec.structs.replace(c, tokens=ANY_TOKENS, sweep="", match_group="") for c in configs])
+    """Name of the trunk of a stack; None where it has none."""
+    trunk = trunk_of(configs)
+    return None if trunk is None else stack_id(trunk)
 
 
 def read_summary(folder: Path) -> Summary | None:

@@ -146,10 +146,12 @@ class _Note:
 
 
 def has_checkpoint(place: Path) -> bool:
+    """Whether a stack's folder holds something to resume from; without torch."""
     return any(place.glob("checkpoint*.pt"))
 
 
 def sentence(error: BaseException) -> str:
+    """An exception as one sentence for the user."""
     if isinstance(error, OSError):
         full = "; make room and launch again, nothing is lost" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}{full}"

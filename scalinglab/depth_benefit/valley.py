@@ -20,6 +20,7 @@ POINTS = 201  # aspect ratios, evenly spaced in ln; the best one is then refined
 
 
 def shaped_surface(fit: Fit, group: str | None) -> Surface:
+    """The loss surface of a group's law; raises ConfigError where the law has no shape in it."""
     surface = Surface.of(fit, group=group, at={})
     if not surface.has_shape:
         raise ConfigError(f"law {fit.law.key!r} has no shape in it: fit 'shape' or 'width_depth'")
@@ -40,6 +41,7 @@ def loss_over_aspect(surface: Surface, params: pd.DataFrame, n: float, d: float,
 
 
 def sampled_aspects(fit: Fit) -> tuple[float, float]:
+    """Smallest and largest width / depth among the fit's runs; raises ConfigError where they aren't known."""
     if not {"depth", "width"} <= set(fit.runs):
         raise ConfigError("the fit's runs have no depth and width: the range of shapes isn't known")
     r = (fit.runs["width"] / fit.runs["depth"]).astype(float)
@@ -47,6 +49,7 @@ def sampled_aspects(fit: Fit) -> tuple[float, float]:
 
 
 def kappa_of(fit: Fit) -> float:
+    """Median of N / (L d²) over the fit's runs; 12, the textbook value, where they don't say."""
     if {"params", "depth", "width"} <= set(fit.runs):
         made = fit.runs["params"].astype(float) / (
             fit.runs["depth"].astype(float) * fit.runs["width"].astype(float) ** 2

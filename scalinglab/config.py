@@ -30,7 +30,7 @@ SCHEMA = "scalinglab/run-1"
 _LABELS = ("sweep", "match_group")  # they say where a run belongs, not what it is
 _UNSCALED = ("sp", "sp_gpt2")
 ANY_TOKENS = 1 << 62  # stands in for tokens that are not known yet: every schedule fits into it
-_LISTS = ("shapes", "match", "budgets", "corpora", "architectures", "parametrizations", "lrs", "seeds")
+_LISTS = ("shapes", "match", "budgets", "corpora", "architectures", "parametrizations", "lrs", "tuned", "seeds")
 _OWN_AXES = {  # fields of RunConfig that `Sweep.axes` leaves to the sweep's own axes
     "lr": "lrs", "seed": "seeds", "tokens": "budgets", "corpus": "corpora", "corpus_options": "corpora",
     "architecture": "architectures", "options": "architectures", "parametrization": "parametrizations",
@@ -351,6 +351,25 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     perturb: dict[str, dict[str, float]] = {}
 
 
+class Tuned(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The learning rate of one arm at one shape, as an earlier sweep found it; a corpus left empty is any."""
+
+    architecture: str
+    parametrization: str = "sp"
+    depth: int
+    width: int
+    lr: float
+    corpus: str = ""
+
+    def __post_init__(self) -> None:
+        _typed(self, "tuned.")
+
+    def fits(self, *, architecture: str, parametrization: str, depth: int, width: int, corpus: str) -> bool:
+        """Whether it is of this arm and shape."""
+        mine = (self.architecture, self.parametrization, self.depth, self.width, self.corpus or corpus)
+        return mine == (architecture, parametrization, depth, width, corpus)
+
+
 class Matching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Shapes by a rule: the arguments of `match_shapes`.
 
@@ -397,6 +416,8 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Shapes one by one, or by one or more matching rules; each rule is a group of matched runs.
     budgets, corpora, architectures, parametrizations, lrs, seeds
         The other axes; an empty one leaves the value of `run` (or its default).
+    tuned
+        In place of `lrs`: the learning rate of every arm and shape, as `scalinglab tune` writes it from an earlier sweep.
     axes
         Further ones: values for each of some other fields of RunConfig, by dotted path, e.g.
         {"batch": [4, 8], "optimizer.weight_decay": [0.0, 2e-4]}.
@@ -412,6 +433,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     architectures: list[str | Choice] = []
     parametrizations: list[str | Scaling] = []
     lrs: list[float] = []
+    tuned: list[Tuned] = []
     seeds: list[int] = []
     axes: dict[str, Any] = {}
 
@@ -422,8 +444,10 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             msgspec.structs.force_setattr(self, name, tomlfile.convert(given, types[name], within=name))
         if not (self.shapes or self.match or "shape" in self.run):
             raise ConfigError(f"sweep {self.name!r} has no shapes: give shapes, match, or run.shape")
+        if self.lrs and self.tuned:
+            raise ConfigError(f"sweep {self.name!r} has lrs and tuned: give one of them")
         for axis, field in {"budgets": "tokens", "lrs": "lr", "corpora": "corpus"}.items():
-            if not getattr(self, axis) and field not in self.run:
+            if not (getattr(self, axis) or field in self.run or (axis == "lrs" and self.tuned)):
                 raise ConfigError(f"sweep {self.name!r} needs {axis} or run.{field}")
         for field in ("sweep", "match_group"):
             if field in self.run:

@@ -25,6 +25,7 @@ from scalinglab.config import (
     Sweep,
     canonical,
 )
+from scalinglab.errors import ConfigError
 from scalinglab.matching import PLAIN, Match, Positions, charge, match_shapes
 from scalinglab.shapes import FlopConvention
 
@@ -97,7 +98,8 @@ def expand(sweep: Sweep) -> Expansion:
         if rule is not None and budget is not None and len(sweep.budgets) > 1:
             label = f"{label} {budget.label}"  # runs of another length are no match
         for spec, miss in _sized(sweep, rule, arch, fixed.get("positions", "rope")):
-            for lr, seed in product(sweep.lrs or none, sweep.seeds or none):
+            lrs = [_tuned(sweep, fixed, spec)] if sweep.tuned else sweep.lrs or none
+            for lr, seed in product(lrs, sweep.seeds or none):
                 point = {"shape": spec, "match_group": label, "lr": lr, "seed": seed}
                 run = _run({**fixed, **{k: v for k, v in point.items() if v is not None}}, budget, notes)
                 if run.run_id in runs:
@@ -210,6 +212,22 @@ def _sized(sweep: Sweep, rule: Matching | None, arch: Choice, positions: Positio
             cost = charge(match.shape, **charged, convention=rule.convention, positions=positions)
             miss = math.log((cost.flops if rule.by == "flops" else cost.params[rule.by]) / rule.budget)
         yield ShapeSpec.of(match.shape), miss
+
+
+def _tuned(sweep: Sweep, fixed: dict[str, Any], spec: Any) -> float:
+    """Learning rate of an arm at a shape; the last entry that fits counts."""
+    shape = tomlfile.convert(tomlfile.plain(spec), ShapeSpec)
+    arm = {
+        "architecture": fixed["architecture"], "parametrization": fixed["parametrization"], "depth": shape.depth,
+        "width": shape.width, "corpus": fixed.get("corpus", ""),
+    }  # fmt: skip
+    found = [entry.lr for entry in sweep.tuned if entry.fits(**arm)]
+    if not found:
+        told = ", ".join(f"{k} {v}" for k, v in arm.items() if v)
+        raise ConfigError(
+            f"sweep {sweep.name!r}: tuned has no learning rate for {told}; add it or run `scalinglab tune`"
+        )
+    return found[-1]
 
 
 def _run(data: dict[str, Any], budget: Budget | None, notes: _Notes) -> RunConfig:

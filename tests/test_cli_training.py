@@ -99,6 +99,43 @@ def test_train_collect_fit(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @needs_torch
+def test_a_later_sitting_trains_what_no_table_has(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half of the runs, collected; then all with --have: only the rest is trained, and --add joins both tables."""
+    first = tmp_path / "first.toml"
+    first.write_text(SWEEP.replace("seeds = [0, 1]", "seeds = [0]"))
+    one, two, table, whole = (tmp_path / name for name in ("one", "two", "one.csv", "whole.csv"))
+    assert run("train", str(first), "--out", str(one), "--workers", "1", "--quiet") == 0
+    assert run("collect", str(one), "--out", str(table)) == 0
+    capsys.readouterr()
+    assert run("train", str(sweep), "--out", str(two), "--workers", "1", "--quiet", "--have", str(table)) == 0
+    assert "4 runs trained" in (told := capsys.readouterr().out)
+    assert "4 were finished before" in told
+    assert run("collect", str(two), "--add", str(table), "--out", str(whole)) == 0
+    made, old = pd.read_csv(whole), pd.read_csv(table)
+    assert set(made["run_id"]) == {r.run_id for r in expand(load_sweep(sweep)).runs}
+    kept = made.set_index("run_id").loc[old["run_id"]]
+    assert kept["loss"].tolist() == old["loss"].tolist()
+    assert run("collect", str(one), "--add", str(table), "--out", str(whole)) == 0  # nothing comes up twice
+    assert len(pd.read_csv(whole)) == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "told"), [(None, "there is no such table"), ("run_id,loss\na,1\n", "has no column status")]
+)
+def test_an_earlier_table_that_is_none_is_one_sentence(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, told: str
+) -> None:
+    path = tmp_path / "old.csv"
+    if text is not None:
+        path.write_text(text)
+    write_run(tmp_path / "runs", config())
+    assert run("collect", str(tmp_path / "runs"), "--add", str(path)) == 2
+    assert told in capsys.readouterr().err
+
+
+@needs_torch
 def test_plan_predicts_the_wall_time(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("plan", str(sweep), "--seconds", "3", "--workers", "1") == 0
     said = capsys.readouterr().out

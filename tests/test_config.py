@@ -318,6 +318,31 @@ def test_matching_with_and_without_the_charge():
     assert set(free.match_group) == {"params_backbone=50000"}
 
 
+TUNED = [
+    {"architecture": a, "depth": d, "width": 32, "lr": lr}
+    for a, d, lr in (("pre_ln", 2, 1e-3), ("pre_ln", 4, 2e-3), ("post_ln", 2, 4e-3), ("post_ln", 4, 8e-3))
+]
+
+
+def test_tuned_learning_rates_by_arm_and_shape():
+    arms = {
+        "match": [], "shapes": [{**SHAPE, "depth": d, "width": 32} for d in (2, 4)], "parametrizations": ["sp"],
+        "architectures": ["pre_ln", "post_ln"], "lrs": [], "seeds": [0, 1],
+    }  # fmt: skip
+    runs = expand(sweep(**arms, tuned=TUNED)).runs
+    want = {(t["architecture"], t["depth"]): t["lr"] for t in TUNED}
+    assert len(runs) == 8
+    assert all(r.lr == want[r.architecture, r.shape.depth] for r in runs)
+    elsewhere = [*TUNED, {**TUNED[0], "lr": 5.0, "corpus": "other"}]  # of another corpus: no concern of this sweep
+    assert [r.run_id for r in expand(sweep(**arms, tuned=elsewhere)).runs] == [r.run_id for r in runs]
+    with pytest.raises(
+        ConfigError, match="tuned has no learning rate for architecture post_ln, parametrization sp, depth 4"
+    ):
+        expand(sweep(**arms, tuned=TUNED[:3]))
+    with pytest.raises(ConfigError, match="has lrs and tuned: give one"):
+        sweep(**{**arms, "lrs": [1e-3]}, tuned=TUNED)
+
+
 def test_several_rules_are_several_groups():
     rules = [
         {"budget": b, "depths": [2, 4], "heads": 2, "vocab": 96, "context": 128, "tolerance": 0.2} for b in (3e4, 6e4)

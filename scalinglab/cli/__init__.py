@@ -30,6 +30,7 @@ VERBS = {  # module and function; only the module of the verb that is asked for 
     "plan": ("training", "plan"),
     "train": ("training", "train"),
     "collect": ("training", "collect"),
+    "tune": ("training", "tune"),
     "coords": ("training", "coords"),
     "probe": ("training", "probe"),
     "misscaling": ("misscaling", "misscaling"),

@@ -12,11 +12,13 @@ import tyro
 from scalinglab.cli.options import (
     TABLES,
     Pairs,
+    Runs,
     check_folder,
     check_out,
     draw_named,
     need_matplotlib,
     pairs,
+    read,
     say,
     write_csv,
 )
@@ -113,6 +115,7 @@ def train(
     address: str | None = None,
     shard: str = "1/1",
     slurm: int | None = None,
+    have: tuple[Path, ...] = (),
     quiet: bool = False,
 ) -> int:
     """Train the runs of a sweep that are not finished. Stop it at any time: the same command goes on.
@@ -130,6 +133,7 @@ def train(
         shard: Part I/N of the sweep, for one task of a batch system.
         slurm: Train nothing: print a Slurm array script with this many stacks per task. It carries the other options;
             workers is per task then, 2 by default.
+        have: Run tables of earlier sittings: what has ended there isn't trained again.
         quiet: Show no progress.
     """
     check_folder(out)
@@ -137,6 +141,8 @@ def train(
     if engine == "loky" and address is not None:
         raise ConfigError(f"--address {address} is of a cluster: add --engine dask or --engine ray, or leave it out")
     if slurm is not None:
+        if have:
+            raise ConfigError("--have and --slurm exclude each other: train the script's runs into one folder")
         if part != (1, 1):
             raise ConfigError(
                 f"--shard {shard} and --slurm {slurm} exclude each other: the script gives every task its shard"
@@ -157,7 +163,7 @@ def train(
 
     made = launch(
         read, out, workers=workers, device=device, backend=backend, engine=engine, address=address, shard=part,
-        progress=not quiet,
+        progress=not quiet, have=_ended(have),
     )  # fmt: skip
     print(made.summary())
     return 1 if made.failed else 0
@@ -167,6 +173,7 @@ def collect(
     folder: Annotated[Path, tyro.conf.Positional],
     /,
     out: Path | None = None,
+    add: tuple[Path, ...] = (),
     checkpoints: bool = False,
     unfinished: bool = False,
 ) -> int:
@@ -177,6 +184,7 @@ def collect(
     Args:
         folder: What `scalinglab train --out` wrote, or one run directory.
         out: The table to write: .csv, .csv.gz or .parquet. Printed, shortened, without it.
+        add: Tables of earlier sittings; their runs are kept where the folder has them not.
         checkpoints: One row per evaluation of each run instead of one per run.
         unfinished: Take in the last evaluation of runs that have not ended.
     """
@@ -184,6 +192,8 @@ def collect(
     from scalinglab.collecting import collect as collect_runs
 
     table = collect_runs(folder, checkpoints=checkpoints, unfinished=unfinished)
+    for path in add:
+        table = _joined(table, _table(path))
     say(f"{_count(len(table), 'row')}, {_count(table['run_id'].nunique(), 'run')}")
     for note in table.attrs["notes"]:
         say(f"note: {note}")
@@ -193,6 +203,44 @@ def collect(
     shown = ["architecture", "depth", "width", "tokens", "lr", "seed", "loss", "loss_se", "excess", "status"]
     print(table[[c for c in shown if c in table]].to_string(index=False))
     return 0
+
+
+def tune(
+    runs: Runs,
+    /,
+    out: Path | None = None,
+    where: str | None = None,
+) -> int:
+    """Learning rates for the next sweep: the best of every architecture, parametrization and shape, as [[tuned]] entries.
+
+    scalinglab tune runs/stage1 >> stage2.toml
+
+    Exit code 1: some optimum isn't bracketed by the learning rates that were tried.
+
+    Args:
+        runs: Folder of the trainer, log files, or embedded:NAME: a sweep over the learning rate.
+        out: Write the entries to this file; printed without it.
+        where: Condition on rows: "corpus == 'automaton'".
+    """
+    check_out(out, (".toml",), list(runs))
+    from scalinglab.misscaling.tuning import best_rates, tuned_toml
+    from scalinglab.tables import write_atomically
+
+    rates = best_rates(read(list(runs), {}, where, "backbone"))
+    text = tuned_toml(rates, [str(r) for r in runs])
+    if out is None:
+        print(text, end="")
+    else:
+        write_atomically(out, text.encode())
+        say(f"wrote {out}")
+    open_ = rates[rates["status"] != "interior"]
+    for r in open_.itertuples():
+        say(
+            f"warning: {r.architecture}, {r.parametrization}, depth {r.depth:g}, width {r.width:g}: {r.status}; "
+            f"{r.best:g} is the best of {r.tried} learning rates tried"
+        )
+    say(f"{len(rates) - len(open_):,} of {len(rates):,} optima lie inside the learning rates tried")
+    return 1 if len(open_) else 0
 
 
 def coords(
@@ -310,6 +358,40 @@ def probe(
 
 
 _TORCH = "training needs torch: pip install 'scalinglab[train]' (for a CPU build add --extra-index-url https://download.pytorch.org/whl/cpu)"
+
+
+def _ended(tables: tuple[Path, ...]) -> set[str]:
+    """Ids of the runs that have ended in these tables."""
+    ended: set[str] = set()
+    for path in tables:
+        table = _table(path)
+        ended |= set(table.loc[table["status"].isin(["finished", "diverged"]), "run_id"].astype(str))
+    return ended
+
+
+def _table(path: Path) -> pd.DataFrame:
+    """A table that `scalinglab collect` wrote."""
+    import pandas as pd
+
+    if not path.is_file():
+        raise ConfigError(f"{path}: there is no such table; give one that `scalinglab collect --out` wrote")
+    table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, low_memory=False)
+    if lacking := {"run_id", "status"} - set(table):
+        raise ConfigError(f"{path} has no column {min(lacking)}: give a table that `scalinglab collect --out` wrote")
+    return table
+
+
+def _joined(table: pd.DataFrame, old: pd.DataFrame) -> pd.DataFrame:
+    """The table with the runs of an older one that it lacks, in the order of run ids."""
+    import pandas as pd
+
+    kept = old[~old["run_id"].astype(str).isin(table["run_id"].astype(str))]
+    both = pd.concat([table, kept], ignore_index=True).sort_values("run_id", kind="stable", ignore_index=True)
+    both.attrs = {
+        **table.attrs,
+        "notes": [*table.attrs["notes"], f"{kept['run_id'].nunique():,} runs of an earlier table"],
+    }
+    return both
 
 
 def _check_folders(out: Path | None, figures: Path | None) -> None:

@@ -20,7 +20,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,7 @@ def launch(
     max_replicas: int | None = None,
     checkpoint_seconds: float = 60.0,
     progress: bool | None = None,
+    have: Collection[str] = (),
 ) -> LaunchReport:
     """Train what is missing in `out`, longest first.
 
@@ -125,6 +126,8 @@ def launch(
         See `stacks`.
     progress : bool, optional
         Show progress on stderr: a live line in a terminal, else a line per finished job. Default: yes.
+    have : collection of str
+        Ids of runs that are known already, e.g. from the table of an earlier sitting: they are skipped as finished ones are.
 
     Returns
     -------
@@ -146,8 +149,9 @@ def launch(
     workers = engines.count_workers(workers, device)
     engines.check_address(engine, address)
     check(runs, folder, device=device)
+    known = frozenset(have)
     asked = {run_id: run for job in jobs for run_id, run in zip(job.run_ids, job.runs, strict=True)}
-    skipped = {run_id for run_id in asked if is_finished(folder / run_id)}
+    skipped = {run_id for run_id in asked if run_id in known or is_finished(folder / run_id)}
     todo = lineup(pending(jobs, skipped, _begun(folder, asked)))
     here = engine == "loky" and workers == 1
     order = Order(

@@ -32,10 +32,13 @@ if TYPE_CHECKING:
     from scalinglab.fitting import Fit, fit
     from scalinglab.frontier import Frontier, optimal
     from scalinglab.laws import LAWS, Law
+    from scalinglab.meta_analysis import pool
+    from scalinglab.misscaling import MisscalingReport, misscaling
     from scalinglab.objectives import Gaussian, Huber, Robust, StudentT
     from scalinglab.profiles import delta, fieller, optimal_aspect, profile
     from scalinglab.published import published_fits
     from scalinglab.readers import read_runs
+    from scalinglab.replications import pooled_shape
     from scalinglab.shapes import Shape
     from scalinglab.simulation import simulate
     from scalinglab.uncertainty import Interval, Resampling, bootstrap, jackknife
@@ -51,14 +54,18 @@ _HOME = {
     "fitting": ("Fit", "fit"),
     "frontier": ("Frontier", "optimal"),
     "laws": ("LAWS", "Law"),
+    "meta_analysis": ("pool",),
+    "misscaling": ("MisscalingReport",),
     "objectives": ("Gaussian", "Huber", "Robust", "StudentT"),
     "published": ("published_fits",),
     "readers": ("read_runs",),
+    "replications": ("pooled_shape",),
     "shapes": ("Shape",),
     "simulation": ("simulate",),
     "profiles": ("delta", "fieller", "optimal_aspect", "profile"),
     "uncertainty": ("Interval", "Resampling", "bootstrap", "jackknife"),
 }  # fmt: skip
+_CALLABLE = ("depth_benefit", "misscaling")
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
@@ -77,6 +84,7 @@ __all__ = [
     "IdentifiabilityWarning",
     "Interval",
     "Law",
+    "MisscalingReport",
     "Resampling",
     "Robust",
     "ScalinglabError",
@@ -93,8 +101,11 @@ __all__ = [
     "fieller",
     "fit",
     "jackknife",
+    "misscaling",
     "optimal",
     "optimal_aspect",
+    "pool",
+    "pooled_shape",
     "profile",
     "published_fits",
     "read_runs",
@@ -103,8 +114,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "depth_benefit":  # the package, which is callable: one object under this name, however it is imported
-        return import_module("scalinglab.depth_benefit")
+    if name in _CALLABLE:  # packages that can be called: one object under this name, however it is imported
+        return import_module(f"scalinglab.{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'scalinglab' has no attribute {name!r}")
     value = getattr(import_module(f"scalinglab.{_MODULE_OF[name]}"), name)

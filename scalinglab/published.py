@@ -133,3 +133,118 @@ def depthbench() -> pd.DataFrame:
     table[counts] = table[counts].astype(float)  # their products overflow 64-bit integers
     table.attrs["meta"] = table_meta("depthbench")
     return table
+
+
+# ---- single numbers ----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _Number:
+    study: str
+    quantity: str
+    value: float
+    unit: str
+    source: str
+    low: float = math.nan
+    high: float = math.nan
+    printed: bool = True  # in the source itself; False: an earlier analysis of the source's data, or from memory
+
+
+_BESIROGLU = "Besiroglu et al. 2024, arXiv:2404.10102, notebook"
+_PORIAN = "Porian et al. 2024, arXiv:2406.19146, repository: exponent of N* with its 95 % bootstrap interval"
+_CHARTS = "earlier least squares on the charts of DepthBench (Wang et al. 2026, arXiv:2609.32534); not in the paper"
+_EARLIER = "earlier refit of the Gemstones logs (McLeish et al. 2025, arXiv:2502.06857); not in the paper"
+_SITE = "DepthBench, Wang et al. 2026, arXiv:2609.32534, website"
+_KAPLAN = "Kaplan et al. 2020, arXiv:2001.08361"
+
+_NUMBERS = (
+    _Number("besiroglu2024", "objective", 1.0182740346154362e-3, "sum of Huber(1e-3)", _BESIROGLU),
+    *(
+        _Number("besiroglu2024", f"se of {name}", value, unit, _BESIROGLU)
+        for name, value, unit in (("A", 124.52232, ""), ("B", 1293.2841, ""), ("E", 0.02566, "nats"), ("alpha", 0.0154, ""),
+                                  ("beta", 0.0206, ""))
+    ),
+    _Number("besiroglu2024", "alpha", 0.34781, "", _BESIROGLU, 0.317, 0.373),
+    _Number("besiroglu2024", "beta", 0.36585, "", _BESIROGLU, 0.331, 0.415),
+    _Number("besiroglu2024", "likelihood ratio, 240 points", 84.0, "chi-square", _BESIROGLU),
+    _Number("besiroglu2024", "likelihood ratio, 245 points", 86.75, "chi-square", _BESIROGLU),
+    *(
+        _Number("besiroglu2024", f"least squares {name}", value, unit, "earlier refit of the same 240 points; not in the paper",
+                printed=False)
+        for name, value, unit in (("E", 1.8646, "nats"), ("A", 593.0, ""), ("B", 4876.0, ""), ("alpha", 0.3603, ""),
+                                  ("beta", 0.4059, ""), ("sigma", 0.00698, "ln loss"))
+    ),
+    *(
+        _Number("porian2024", f"{data}: {step}", value, "", _PORIAN, low, high)
+        for data, step, value, low, high in (
+            ("RefinedWeb", "as Kaplan", 0.8353, 0.8235, 0.846), ("RefinedWeb", "last layer counted", 0.70647, 0.6915, 0.7169),
+            ("RefinedWeb", "warm-up corrected", 0.60204, 0.5914, 0.6173),
+            ("RefinedWeb", "cosine to the budget", 0.57149, 0.5598, 0.5885), ("RefinedWeb", "tuned", 0.49690, 0.4907, 0.5045),
+            ("OpenWebText2", "as Kaplan", 0.86351, 0.8186, 0.8974),
+            ("OpenWebText2", "last layer counted", 0.69850, 0.6644, 0.7245),
+            ("OpenWebText2", "warm-up corrected", 0.60320, 0.5702, 0.6287),
+            ("OpenWebText2", "cosine to the budget", 0.57430, 0.5423, 0.6056),
+            ("OpenWebText2", "tuned", 0.51845, 0.4931, 0.5414),
+        )
+    ),
+    *(
+        _Number("depthbench", f"slope {name}", value, "nats per ln(L/d)", _CHARTS, value - 3.182446 * se, value + 3.182446 * se,
+                printed=False)
+        for name, value, se in (
+            ("pre_ln", 0.0237, 0.0052), ("attnres_full", -0.0298, 0.0077), ("hc", -0.0248, 0.0095), ("lns", -0.0074, 0.0053),
+            ("keel", -0.0048, 0.0079), ("attnres_block", -0.0007, 0.0109), ("sandwich_ln", 0.0009, 0.0078),
+            ("mhc", 0.0030, 0.0088), ("deepnorm", 0.0112, 0.0087), ("moda", 0.0267, 0.0107),
+        )
+    ),
+    *(
+        _Number("depthbench", f"contrast {name}", value, "nats per ln(L/d)", _CHARTS, printed=False)
+        for name, value in (("attnres_full", -0.0536), ("hc", -0.0486), ("lns", -0.0311), ("keel", -0.0285),
+                            ("attnres_block", -0.0244), ("sandwich_ln", -0.0228), ("mhc", -0.0207), ("deepnorm", -0.0125),
+                            ("moda", 0.0030))
+    ),
+    _Number("depthbench", "best d/L of Pre-LN-type architectures", 59.4, "d/L", _SITE, 42.7, 76.0),
+    _Number("depthbench", "best d/L of hc and attnres_full, 400M", 9.1, "d/L", _SITE),
+    *(
+        _Number("gemstones2025", f"LORO {law}, {n}", value, "ln loss", _EARLIER, printed=False)
+        for law, n, value in (("chinchilla", "total", 0.01553), ("chinchilla", "one matrix", 0.01156),
+                              ("shape", "one matrix", 0.00640), ("shape", "total", 0.00804), ("width_depth", "total", 0.00746),
+                              ("width_depth_params", "total", 0.00520))
+    ),
+    _Number("gemstones2025", "r_star, one matrix", 17.5, "d/L", _EARLIER, printed=False),
+    _Number("gemstones2025", "r_star, total", 9.3, "d/L", _EARLIER, printed=False),
+    _Number("gemstones2025", "gamma2, one matrix", 0.0137, "per (ln r)^2", _EARLIER, printed=False),
+    _Number("kaplan2020", "largest cost of shape", 3.0, "% of loss", f"{_KAPLAN}, fig. 5: (6, 4288) within 3 % of (48, 1600)"),
+    _Number("kaplan2020", "compute for 1 % of loss", 22.0, "% of compute", f"{_KAPLAN}, fig. 5"),
+    _Number("kaplan2020", "range of aspect ratios", 40.0, "fold", f"{_KAPLAN}, fig. 5"),
+    _Number("levine2020", "width for 1e12 parameters", 30e3, "width",
+            "Levine et al. 2020, arXiv:2006.12467, abstract: a width of 30K for a trillion parameters"),
+    _Number("levine2020", "depth for 1e12 parameters", 92.0, "blocks",
+            "summaries of Levine et al. 2020, arXiv:2006.12467; not checked against the paper", printed=False),
+    _Number("steplaw2025", "median curvature", 0.0155, "nats per (ln lr)^2",
+            "earlier surfaces through the grids of Li et al. 2025, arXiv:2503.04715; not in the paper", printed=False),
+    _Number("steplaw2025", "vertex bias of the parabola", -0.125, "ln lr",
+            "earlier fits to the grids of Li et al. 2025, arXiv:2503.04715; not in the paper", -0.14, -0.11, printed=False),
+    _Number("steplaw2025", "lr exponent of N", -0.713, "", "Li et al. 2025, arXiv:2503.04715", -0.7744, -0.6554),
+    _Number("steplaw2025", "lr exponent of D", 0.307, "", "Li et al. 2025, arXiv:2503.04715", 0.2712, 0.3451),
+    _Number("attnres2026", "best d/L of the baseline", 60.0, "d/L", "arXiv:2603.15031, sweep of shapes at 6.5e19 FLOPs"),
+    _Number("attnres2026", "best d/L of AttnRes", 45.0, "d/L", "arXiv:2603.15031, sweep of shapes at 6.5e19 FLOPs"),
+)  # fmt: skip
+
+
+def published_numbers(study: str | None = None) -> pd.DataFrame:
+    """Single published numbers to compare with: columns study, quantity, value, low, high, unit, source, printed.
+
+    `printed` is False where the source does not print the number itself: an earlier analysis of its data stands in.
+
+    Raises
+    ------
+    ConfigError
+        No such study; lists those there are.
+    """
+    known = sorted({n.study for n in _NUMBERS})
+    if study is not None and study not in known:
+        raise ConfigError(f"there are no published numbers of {study!r}; known: {', '.join(known)}")
+    rows = [
+        (n.study, n.quantity, n.value, n.low, n.high, n.unit, n.source, n.printed)
+        for n in _NUMBERS
+        if study is None or n.study == study
+    ]
+    return pd.DataFrame(rows, columns=["study", "quantity", "value", "low", "high", "unit", "source", "printed"])

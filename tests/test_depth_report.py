@@ -71,8 +71,8 @@ def test_correction_and_charging_are_shown_with_and_without(bench):
     assert fixed["estimate"] < raw  # deeper models have the larger backbone
     assert fixed["label"] == "CONFOUNDED_N"  # the correction is larger than what it leaves
     assert not own.loc[("architecture's parameters charged", "moda")].isna()["estimate"]
-    assert bench.verdicts["hc"].analyses == 9
-    assert bench.verdicts["hc"].stable <= 9
+    assert bench.verdicts["hc"].analyses == 7
+    assert bench.verdicts["hc"].stable <= 7
 
 
 def test_published_rates_correct_when_asked():
@@ -156,7 +156,9 @@ def test_simulated_study_is_decided(simulated):
     assert simulated.rivals["kaplan/pre_ln"].startswith("refuted")
     estimands = {e.estimand for e in simulated.outcome.effects}
     assert estimands == {"E1", "E1s", "E2", "E4", "E5", "E6", "E7"}
-    assert {w.code for w in simulated.warnings} == {"FEW_SHAPES", "LR_UNKNOWN"}
+    told = {w.code: w.message for w in simulated.warnings}
+    assert set(told) == {"FEW_SHAPES", "LR_UNKNOWN", "PARABOLA_ALONE"}
+    assert "two lines, which assume no parabola, don't show it (p = " in told["PARABOLA_ALONE"]
     table = simulated.effects
     assert table.loc[table["estimand"] == "E1", "p_adj"].notna().all()
     assert simulated.tables["T5"].iloc[0]["law"] == "shape"

@@ -398,7 +398,6 @@ def test_arms_are_no_seeds_of_each_other(column, values):
 @pytest.mark.parametrize(
     ("column", "values", "message"),
     [("options", ("", '{"streams":2}'), "runs of one cell differ in options"),
-     ("parametrization", ("sp", "completep"), "runs of one cell differ in parametrization"),
      ("corpus", ("automaton", "markov"), r"losses of different corpus \(automaton, markov\) are mixed")],
 )  # fmt: skip
 def test_a_depth_analysis_refuses_arms_mixed_in_a_cell(column, values, message):

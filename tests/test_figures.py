@@ -128,7 +128,9 @@ def test_registry_holds_every_figure_and_no_global_state_changes(plain: Fit) -> 
     of_fits = {"loss_vs_scale", "isoflop", "shape_valley", "residuals", "profile", "frontier", "forest"}
     of_depth = {f"depth_{name}" for name in ("forest", "interaction", "equivalence", "power", "specifications")}
     of_learning_rates = {"decomposition", "lr_drift", "lr_envelope"}
-    assert set(FIGURES) == of_fits | of_depth | of_learning_rates | {"depth_profile", "layer_removal", "coords"}
+    assert set(FIGURES) == of_fits | of_depth | of_learning_rates | {
+        "depth_profile", "layer_removal", "coords", "pooled_forest",
+    }  # fmt: skip
     matplotlib.rcParams["font.size"] = 21.0  # a user's setting neither leaks in nor is lost
     try:
         before = dict(matplotlib.rcParams)

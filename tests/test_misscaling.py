@@ -30,6 +30,7 @@ from scalinglab.misscaling import (
     misscaling,
     sensitivity,
     take_in,
+    validate,
     verdict_power,
     with_alternatives,
 )
@@ -311,12 +312,17 @@ def test_drift_makes_absolute_sensitivity_grow_and_leaves_the_relative_one() -> 
 def test_each_alternative_moves_one_exponent() -> None:
     plain = parametrization("completep")
     made = alternatives("completep", by=0.5)
-    assert len(made) > 8
+    assert len(made) == 14
     for one in made:
         (entry, to), = one.perturb.items()  # fmt: skip
         moved = plain.perturb(entry, to=to)
         assert [k for k in plain.table if plain.table[k] != moved.table[k]] == [entry]
         assert to["depth"] - plain.table[entry].depth == pytest.approx(0.5)
+        forward = {k for k in plain.table if k.endswith(".forward") and plain.table[k] != moved.table[k]}
+        assert forward <= {
+            "input.outside.forward",
+            "readout.outside.forward",
+        }  # the model has no others, and refuses them
     assert not any("branch_multiplier" in a.perturb for a in alternatives("sp_gpt2"))  # depth would count twice
     with pytest.raises(ConfigError, match="other than 0"):
         alternatives("completep", by=0.0)
@@ -347,9 +353,11 @@ def test_the_entry_that_explains_the_naive_arm_is_ranked_first() -> None:
         x = np.log(own["depth"] / own["depth"].min())
         own["loss"] -= x * (0.03 + truth.parametrization)  # from the naive level to that of the alternative
         runs.append(own.assign(parametrization=f"completep; {entry}", run_id=own["run_id"] + f"p{k}"))
-    report = misscaling(pd.concat(runs, ignore_index=True), method=QUICK, hierarchical=False)
+    failed = check("pre_ln", "completep: matrix.branch.lr depth 0 -> 0.5", 0.9)
+    report = misscaling(pd.concat(runs, ignore_index=True), method=QUICK, hierarchical=False, checks=[failed])
     ranked = report.suspects
     assert list(ranked["entry"]) == ["matrix.branch.lr", "matrix.branch.init_std", "every learning rate"]
+    assert list(ranked["check"]) == ["fail", "", ""]
     assert ranked["needed"].iloc[0] == pytest.approx(1.0, abs=0.25)  # twice the arm's 0.5
     assert ranked["misfit"].iloc[1] > 10 * ranked["misfit"].iloc[0]
     assert ranked["needed"].iloc[2] == pytest.approx(-0.75, abs=0.12)
@@ -412,10 +420,9 @@ def test_intervals_cover_and_equivalence_has_its_size() -> None:
 def test_a_saved_report_is_complete_and_plain(both: MisscalingReport, tmp_path: Path) -> None:
     folder = both.save(tmp_path / "report")
     result = json.loads((folder / "result.json").read_text())
-    assert result["schema"] == "scalinglab/misscaling-1"
-    assert result["verdict"] == "both"
+    assert validate(result).verdict == "both"
     assert {p.stem for p in (folder / "tables").iterdir()} == {
-        "envelopes", "drift", "decomposition", "sensitivity", "suspects", "by_tau", "hierarchy",
+        "envelopes", "drift", "decomposition", "sensitivity", "suspects", "by_tau", "by_curve", "hierarchy",
     }  # fmt: skip
     assert (folder / "summary.txt").read_text().startswith("Mis-scaling: both")
     pd.testing.assert_frame_equal(both.to_frame(), both.decomposition)
@@ -462,11 +469,12 @@ def test_the_command_writes_a_report(tmp_path: Path, capsys: pytest.CaptureFixtu
         main(["misscaling", str(tmp_path / "runs.csv"), "--model", "spline"])
     assert stopped.value.code == 2
     assert "shared, cubic or quadratic" in capsys.readouterr().err
-    assert {p.name for p in (tmp_path / "report" / "figures").iterdir()} == {
-        "lr_envelope.png",
-        "lr_drift.png",
-        "decomposition.png",
-    }
+    figures = ("lr_envelope", "lr_drift", "decomposition")
+    written = {p.name for p in (tmp_path / "report" / "figures").iterdir()}
+    assert written == {f"{name}.{kind}" for name in figures for kind in ("png", "svg")}
+    assert (tmp_path / "report" / "report.html").is_file()
+    for kind in ("csv", "md", "tex"):
+        assert (tmp_path / "report" / "tables" / f"drift.{kind}").is_file()
 
 
 def test_folders_of_the_trainer_are_read_arm_by_arm(tmp_path: Path) -> None:
@@ -494,14 +502,23 @@ def test_folders_of_the_trainer_are_read_arm_by_arm(tmp_path: Path) -> None:
     assert any("same seeds in all arms" in r for r in report.reasons)  # these folders have no fingerprint
 
 
-@pytest.mark.parametrize("name", ["misscaling_depth", "misscaling_iso", "misscaling_depth_archs"])
+def test_the_shipped_alternatives_are_those_of_the_ladder() -> None:
+    """Equal to what one call makes of the ladder's own sweep, so that both can be trained into one folder."""
+    ladder, shipped = (load_sweep(f"embedded:{name}") for name in ("misscaling_depth", "misscaling_entries"))
+    entries = [next(iter(p.perturb)) for p in shipped.parametrizations if not isinstance(p, str)]
+    made = with_alternatives(ladder, "completep", entries=entries)
+    ids = [{run.run_id for run in expand(one).runs} for one in (made, ladder, shipped)]
+    assert ids[0] - ids[1] == ids[2]
+
+
+@pytest.mark.parametrize("name", ["misscaling_depth", "misscaling_iso", "misscaling_depth_archs", "misscaling_entries"])
 def test_shipped_sweeps_are_ladders_of_a_factor_eight(name: str) -> None:
     table = plan(load_sweep(f"embedded:{name}"))
     assert table["depth"].max() == 8 * table["depth"].min()
-    assert len(table["lr"].unique()) == 8
-    assert table.groupby(["architecture", "parametrization"])["run_id"].count().eq(64).all()
+    assert len(table["lr"].unique()) == 7
+    assert table.groupby(["architecture", "parametrization"])["run_id"].count().eq(7 * 4 * 3).all()
     assert ((len(table["width"].unique()) == 1) and name != "misscaling_iso") or table["mismatch"].abs().max() < 0.01
-    assert (table["batch_tokens"] * table["steps"] == 1_048_576).all()
+    assert (table["batch_tokens"] * table["steps"] == 524_288).all()
 
 
 # ---- public logs ---------------------------------------------------------------------------------------------------------

@@ -35,6 +35,8 @@ VERBS = {  # module and function; only the module of the verb that is asked for 
     "probe": ("training", "probe"),
     "misscaling": ("misscaling", "misscaling"),
     "depth": ("depth", "depth"),
+    "replicate": ("replicate", "replicate"),
+    "paper": ("paper", "paper"),
 }
 
 

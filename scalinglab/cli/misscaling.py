@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
-from scalinglab.cli.options import Convention, Pairs, Runs, check_folder, draw_named, need_matplotlib, pairs, read, say
+from scalinglab.cli.options import Convention, Pairs, Runs, check_folder, need_matplotlib, pairs, read, say
 from scalinglab.errors import ConfigError
 
 
@@ -30,15 +31,17 @@ def misscaling(
     params: Convention = "backbone",
     key: tuple[str, ...] = (),
     seed: int = 0,
-    figures: bool = True,
+    formats: tuple[Literal["png", "svg", "pdf"], ...] = ("png", "svg"),
 ) -> int:
     """Is the depth gain of an architecture real, or was the reference mis-scaled? Learning-rate sweeps decide.
 
     scalinglab misscaling runs --out report
 
+    Exit code 1: the runs can't answer (no learning rates, no contrast between arms, or arms that are not paired).
+
     Args:
         runs: Folder of the trainer, log files, or embedded:NAME: sweeps over the learning rate at several depths.
-        out: Folder for result.json, summary.txt, tables and figures.
+        out: Folder for report.html, result.json, summary.txt, tables and figures.
         reference: Architecture whose scaling is in question.
         naive: Parametrization that does not scale with depth.
         scaled: Parametrizations that do, in order of preference.
@@ -57,7 +60,7 @@ def misscaling(
         params: Which N the column params is.
         key: Columns that tell rows apart.
         seed: Seed of the bootstrap.
-        figures: Draw the figures too (with --out).
+        formats: Of the figure files.
     """
     from scalinglab.coordinates import CoordinateCheck
     from scalinglab.misscaling import Margins, Method
@@ -65,8 +68,7 @@ def misscaling(
 
     if out is not None:
         check_folder(out)
-        if figures:
-            need_matplotlib()
+        need_matplotlib()
     if model not in ("shared", "cubic", "quadratic"):
         raise ConfigError(f"--model {model}: choose shared, cubic or quadratic")
     table = read(list(runs), pairs(columns, "--columns"), where, params, key)
@@ -77,10 +79,14 @@ def misscaling(
     )  # fmt: skip
     print(report.summary())
     if out is not None:
-        say(f"wrote {report.save(out) / 'result.json'}")
-        for name in ("lr_envelope", "lr_drift", "decomposition") if figures else ():
-            try:
-                draw_named(name, report, out / "figures")
-            except ConfigError as error:
-                say(f"no figure {name}: {error}")
-    return 0 if report.analysis is not None else 1
+        from scalinglab.report.html.misscaling import save_page
+
+        say("drawing the report")
+        written, skipped = save_page(report, out, formats=formats)
+        for path in written:
+            say(f"wrote {path}")
+        for name, why in skipped.items():
+            say(f"no figure {name}: {why}")
+        say(f"wrote {out / 'result.json'}")
+    answered = report.analysis is not None and bool(report.analysis.gains) and report.grids.paired is not False
+    return 0 if answered else 1

@@ -20,6 +20,7 @@ from scalinglab.depth_benefit.estimands import aspect_of, by_shape, law_effects
 from scalinglab.depth_benefit.intake import Finding, Intake
 from scalinglab.depth_benefit.labels import Evidence, Verdict, decide
 from scalinglab.depth_benefit.matching import match_prepared
+from scalinglab.depth_benefit.phrasing import both
 from scalinglab.depth_benefit.rates import Rates, published_rates, rates_from_fit
 from scalinglab.errors import ConfigError, FitError, ScalinglabWarning, SchemaError
 from scalinglab.fitting import Fit
@@ -106,14 +107,16 @@ def analyse(intake: Intake, options: Options, *, fit: Fit | None = None) -> Outc
     if options.test not in ("t", "sign_flip"):
         raise ConfigError(f"test={options.test!r} is not known: use 't' or 'sign_flip'")
     if options.test == "sign_flip" and method != "pairs":
-        raise ConfigError("sign flips need pairs of runs: give method='pairs' with shallow= and deep=")
+        raise ConfigError(
+            f"sign flips need pairs of runs: give {both('method', 'pairs')} with {both('shallow', ...)} and {both('deep', ...)}"
+        )
     if method == "cells":
         made = _by_cells(runs, options, fit)
     elif method == "pairs":
         made = _by_pairs(runs, options, fit)
     else:
         if fit is None:
-            raise FitError("these runs carry neither matched shapes nor a law: no depth effect can be estimated")
+            raise FitError(_no_contrast(runs))
         made = _by_law(runs, options, fit)
     effects, model, rates, screen = made
     if screen.borrowed:
@@ -135,6 +138,10 @@ def analyse(intake: Intake, options: Options, *, fit: Fit | None = None) -> Outc
         deletions: Mapping[str, Effect] = left_out.get(a, {})
         if model is not None:
             optimum[a] = judging.cell_optimum(model, a)
+            if optimum[a][0] == "INTERIOR_OPTIMUM" and (why := judging.parabola_alone(model, a)):
+                findings.append(
+                    Finding("PARABOLA_ALONE", "info", f"{a}: the optimum inside the range rests on a parabola; {why}")
+                )
             deletions = judging.cell_deletions(model, e, runs, rates)
             if len(intake.lost):
                 ranges[a] = bounds(model, runs, intake.lost, a, cap=options.cap)
@@ -190,6 +197,17 @@ def own_law(intake: Intake, options: Options) -> tuple[Fit | None, str]:
 def usable(fit: Fit | None) -> bool:
     """Whether a law is determined well enough to take rates or effects from."""
     return fit is not None and fit.status in ("converged", "at_bound") and bool(np.isfinite(fit.params).all())
+
+
+def _no_contrast(runs: pd.DataFrame) -> str:
+    """Why nothing can be estimated, in words."""
+    depths = sorted(runs["depth"].unique())
+    if len(depths) == 1:
+        return f"all runs have depth {depths[0]:g}: there is no depth contrast; train the same size at other depths"
+    return (
+        "these runs carry neither matched shapes nor a law that they determine: no depth effect can be estimated; train several "
+        "shapes of one size and budget"
+    )
 
 
 def _method(runs: pd.DataFrame, options: Options, fit: Fit | None) -> str:

@@ -12,25 +12,25 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from scalinglab.comparison import compare
 from scalinglab.depth_benefit import tables as tb
 from scalinglab.depth_benefit.analysis import Estimand, Method, Options, Outcome, analyse, own_law, usable
 from scalinglab.depth_benefit.architectures import architecture_study
 from scalinglab.depth_benefit.cells import ErrorModel
 from scalinglab.depth_benefit.effects import Effect, EffectSet
-from scalinglab.depth_benefit.estimands import by_shape, drift, exponent_difference
+from scalinglab.depth_benefit.estimands import drift, exponent_difference
 from scalinglab.depth_benefit.intake import Finding, Intake, ParamsChoice, take_in
-from scalinglab.depth_benefit.labels import Evidence, Verdict, decide, kaplan_verdict
+from scalinglab.depth_benefit.labels import Evidence, Verdict, decide
+from scalinglab.depth_benefit.phrasing import both
 from scalinglab.depth_benefit.prereg import deviations as departures
 from scalinglab.depth_benefit.prereg import read_prereg
 from scalinglab.depth_benefit.rates import Rates, published_rates, rates_from_fit
+from scalinglab.depth_benefit.recipes import RecipeEffect, alternatives, mis_scaling, recipe_effects, separate
 from scalinglab.depth_benefit.result import DepthReport, advice, to_result
+from scalinglab.depth_benefit.rivals import compared, kaplan
 from scalinglab.depth_benefit.robustness import Study, reanalyses, with_stability
 from scalinglab.depth_benefit.words import checklist, sentences
 from scalinglab.errors import ConfigError, FitError, ScalinglabError, ScalinglabWarning
 from scalinglab.fitting import Fit
-from scalinglab.fitting import fit as fit_law
-from scalinglab.hypotheses.equivalence import shape_equivalence
 from scalinglab.runs import select
 from scalinglab.shapes import FlopConvention
 
@@ -58,6 +58,7 @@ def depth_benefit(
     law: str = "shape",
     checkpoints: Literal["final", "wsd"] = "final",
     charge_extras: bool = False,
+    recipe: str | None = None,
     cap: float | None = None,
     reanalyse: bool = True,
     draws: int = 1999,
@@ -88,6 +89,8 @@ def depth_benefit(
     law : the law fitted for rates and effects; "shape" has the optimum in closed form.
     checkpoints : "wsd" takes all rows, declared to be at constant or annealed learning rates; "final" the last row per run.
     charge_extras : charge architectures with their extra parameters where the table holds Pre-LN counts.
+    recipe : value of `parametrization` that labels rest on, for architectures that have several; by default the one with the
+        lowest mean loss over shared shapes. E8 says what the recipe does to the depth benefit.
     cap : worst loss of a lost run, for bounds.
     reanalyse : make the re-analyses of table T6.
     draws, rng : of the parametric bootstrap and permutations.
@@ -126,14 +129,16 @@ def depth_benefit(
     table = runs if where is None else select(runs, where)
     full = take_in(table, params=params, checkpoints=checkpoints, charge_extras=charge_extras)
     intake, others = _chosen(full, group, params)
-    findings = list(intake.findings)
+    recipes = separate(intake, recipe)
+    intake = recipes.main
+    findings = [*intake.findings, *recipes.findings]
     known = intake.architectures
     if reference is not None and reference not in known:
         raise ConfigError(f"reference={reference!r} is not in the runs; the architectures are {', '.join(known)}")
     if reference is None:
         reference = BASELINE if BASELINE in known else None
     if reference is None and len(known) > 1:
-        text = f"no reference architecture: {BASELINE!r} is not in the runs; give reference=, one of {', '.join(known)}"
+        text = f"no reference architecture: {BASELINE!r} is not in the runs; give {both('reference', known[0])} or another of {', '.join(known)}"
         findings.append(Finding("NO_REFERENCE", "warn", text))
     if len(known) == 1:
         findings.append(Finding("ONE_ARCHITECTURE", "info", "one architecture: nothing is said about differences"))
@@ -166,23 +171,34 @@ def depth_benefit(
     if outcome is None:
         return _empty(intake, options, params, findings, refused, plan_hash, off)
     findings += outcome.findings
+    others_at = alternatives(recipes, options)
+    by_recipe = recipe_effects(outcome, recipes, others_at, options)
+    outcome = _with_recipes(outcome, by_recipe, alpha)
     findings += [Finding("DEVIATION", "warn", text) for text in off]
     gate, study = architecture_study(outcome, reference, alpha, draws, rng)
+    if intake.invalid:
+        study = ("INVALID_DATA", "; ".join(intake.invalid))
     outcome = _with_growth(outcome, intake, fit if usable(fit) else None)
-    rows = reanalyses(Study(table, intake, options, fit, params, charge_extras, others), outcome) if reanalyse else []
+    rows = (
+        reanalyses(Study(table, intake, options, fit, params, charge_extras, others, others_at), outcome)
+        if reanalyse
+        else []
+    )
     verdicts = with_stability(outcome.verdicts, rows)
-    rivals = _rivals(outcome, fit if usable(fit) else None, alpha, rng)
+    rivals = kaplan(outcome, fit if usable(fit) else None, alpha, rng) | mis_scaling(
+        by_recipe, outcome, others_at, alpha
+    )
     labels = {a: v.label for a, v in verdicts.items()}
     laws = {f"{law}/H2" if fit.law.levels else law: fit} if fit is not None else {}
     made = {
         "T1": tb.data_audit(intake), "T2": tb.law_parameters(fit if usable(fit) else None),
         "T3": tb.depth_effects(outcome, options), "T4": tb.interaction(outcome, gate, labels),
-        "T5": _compared(fit if usable(fit) else None, rng), "T6": tb.robustness(rows),
+        "T5": compared(fit if usable(fit) else None, rng), "T6": tb.robustness(rows),
         "T7": tb.divergence(outcome.intake, outcome, draws=draws, rng=rng),
     }  # fmt: skip
     from scalinglab import __version__
 
-    said = sentences(outcome, gate, verdicts, study)
+    said = sentences(outcome, gate, verdicts, study, options)
     checks = checklist(
         intake, outcome, options, params=params, prereg_hash=plan_hash, findings=findings, version=__version__
     )
@@ -193,7 +209,7 @@ def depth_benefit(
     )  # fmt: skip
     return DepthReport(
         outcome, intake, options, verdicts, study[0], study[1], gate, made, said, checks, off, warned, rivals,
-        advice(outcome, verdicts), result,
+        advice(outcome, verdicts, options), result,
     )  # fmt: skip
 
 
@@ -261,6 +277,29 @@ def _analysed(intake: Intake, options: Options, fit: Fit | None) -> tuple[Outcom
         return None, str(error)
 
 
+def _with_recipes(outcome: Outcome, rows: list[RecipeEffect], alpha: float) -> Outcome:
+    """Append E8, and RECIPE_LIMITED to the label of each architecture whose depth benefit hangs on its recipe."""
+    limited = {r.effect.architecture for r in rows if r.limits(alpha)}
+    verdicts = {
+        a: replace(v, modifiers=(*v.modifiers, "RECIPE_LIMITED")) if a in limited else v
+        for a, v in outcome.verdicts.items()
+    }
+    made = _appended(outcome, [r.effect for r in rows], [r.p_adj for r in rows])
+    return replace(made, verdicts=verdicts)
+
+
+def _appended(outcome: Outcome, rows: list[Effect], p_adj: list[float]) -> Outcome:
+    """The outcome with further effects, whose covariance with the others isn't known."""
+    if not rows:
+        return outcome
+    k = len(outcome.effects)
+    cov = np.full((k + len(rows), k + len(rows)), math.nan)
+    cov[:k, :k] = outcome.effects.cov
+    for i, e in enumerate(rows):
+        cov[k + i, k + i] = e.se**2
+    return replace(outcome, effects=EffectSet((*outcome.effects.effects, *rows), cov), p_adj=(*outcome.p_adj, *p_adj))
+
+
 def _with_growth(outcome: Outcome, intake: Intake, fit: Fit | None) -> Outcome:
     """Append what needs several sizes: the drift of the optimum (E4) and the exponent difference (E6), where determined."""
     if fit is None or fit.runs["params"].max() < 2 * fit.runs["params"].min():
@@ -274,63 +313,7 @@ def _with_growth(outcome: Outcome, intake: Intake, fit: Fit | None) -> Outcome:
                     rows.append(make(fit.runs if "architecture" in fit.runs else intake.runs, architecture=a))
             except ScalinglabError:
                 continue
-    if not rows:
-        return outcome
-    k = len(outcome.effects)
-    cov = np.full((k + len(rows), k + len(rows)), math.nan)
-    cov[:k, :k] = outcome.effects.cov
-    for i, e in enumerate(rows):
-        cov[k + i, k + i] = e.se**2
-    return replace(
-        outcome, effects=EffectSet((*outcome.effects.effects, *rows), cov),
-        p_adj=(*outcome.p_adj, *(math.nan for _ in rows)),
-    )  # fmt: skip
-
-
-def _rivals(outcome: Outcome, fit: Fit | None, alpha: float, rng: int) -> dict[str, str]:
-    """Verdict on "shape hardly matters" over the sampled aspect ratios, at most a 40-fold range around their middle."""
-    if fit is None:
-        return {}
-    runs = fit.runs
-    r = np.log((runs["width"] / runs["depth"]).to_numpy(np.float64))
-    middle, half = 0.5 * (r.min() + r.max()), min(0.5 * np.ptp(r), 0.5 * math.log(40.0))
-    aspect = np.exp(np.linspace(middle - half, middle + half, 31))
-    place = next(iter(outcome.effects)).contrast
-    n, d = place["params"], place["tokens"]
-    kappa = float((runs["params"] / (runs["depth"] * runs["width"].astype(float) ** 2)).median())
-    shapes = pd.DataFrame({"params": n, "tokens": d, "aspect": aspect, "depth": np.cbrt(n / (kappa * aspect**2))})
-    shapes["width"] = shapes["aspect"] * shapes["depth"]
-    out: dict[str, str] = {}
-    for level in fit.law.levels or ("",):
-        rows = shapes.assign(**{str(fit.law.by): level}) if level else shapes
-        try:
-            test = shape_equivalence(fit, rows, margin=outcome.margin, alpha=alpha, rng=rng)
-        except ScalinglabError as error:
-            out[f"kaplan/{level or 'all'}"] = f"open: {error}"
-            continue
-        verdict, why = kaplan_verdict(test.codes, decision=test.decision)
-        out[f"kaplan/{level or 'all'}"] = f"{verdict}: {why}"
-    return out
-
-
-def _compared(fit: Fit | None, rng: int) -> pd.DataFrame:
-    """T5: the law against the same one without shape, by leaving out one shape at a time."""
-    columns = ["law", "k", "runs", "loro_rmse", "difference", "difference_se", "sign_flip_p", "status"]
-    if fit is None or fit.law.key == "chinchilla":
-        return pd.DataFrame(columns=columns)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ScalinglabWarning)
-            by = fit.law.by
-            plain = (
-                fit_law("chinchilla", fit.runs, by=by, share="H1") if by else fit_law("chinchilla", by_shape(fit.runs))
-            )
-            made = compare({fit.law.key: fit, "chinchilla": plain}, folds=("run",), rng=rng).to_frame()
-    except (ScalinglabError, np.linalg.LinAlgError):
-        return pd.DataFrame(columns=columns)
-    frame = made.reset_index().rename(columns={"run_rmse": "loro_rmse", "p": "sign_flip_p"})
-    frame["runs"] = fit.n_runs
-    return frame.reindex(columns=columns)
+    return _appended(outcome, rows, [math.nan] * len(rows))
 
 
 def _empty(
@@ -354,12 +337,14 @@ def _empty(
         "T7": tb.divergence_table(intake.runs, intake.lost),
     }  # fmt: skip
     said = {f"label/{a}": f"{a}: {v}." for a, v in verdicts.items()}
-    reason = "no depth contrast"
+    study, reason = (
+        ("INVALID_DATA", "; ".join(intake.invalid)) if intake.invalid else ("ARCH_UNRESOLVED", "no depth contrast")
+    )
     result = to_result(
-        None, intake, options, params=params, verdicts=verdicts, study="ARCH_UNRESOLVED", tables=made,
+        None, intake, options, params=params, verdicts=verdicts, study=study, tables=made,
         warnings=tuple(findings), prereg_hash=plan_hash, deviations=off, sentences=said, checklist={}, rivals={}, laws={},
     )  # fmt: skip
     return DepthReport(
-        None, intake, options, verdicts, "ARCH_UNRESOLVED", reason, None, made, said, {}, off, tuple(findings), {},
+        None, intake, options, verdicts, study, reason, None, made, said, {}, off, tuple(findings), {},
         (f"add shapes: {refused}",), result,
     )  # fmt: skip

@@ -151,14 +151,14 @@ def flops_gap(model: CellModel, architecture: str, column: str) -> float:
     so that a block without exactly these two shapes counts as well.
     """
     own = model.table[model.table["architecture"] == architecture]
+    x, size = own["x"].to_numpy(np.float64), np.exp(own["ln_params"].to_numpy(np.float64))
+    cost, block = np.exp(own[column].to_numpy(np.float64)), own["block"].to_numpy()
     gaps = []
-    for _, block in own.groupby("block"):
-        size = np.exp(block["ln_params"].to_numpy(np.float64))
-        per_token = np.exp(block[column].to_numpy(np.float64)) - 6.0 * (size - size.mean())
-        order = np.argsort(block["x"].to_numpy(np.float64))
-        at = np.interp(
-            [model.x_shallow, model.x_deep], block["x"].to_numpy(np.float64)[order], np.log(per_token)[order]
-        )
+    for name in dict.fromkeys(block):
+        rows = np.flatnonzero(block == name)
+        rows = rows[np.argsort(x[rows], kind="stable")]
+        per_token = cost[rows] - 6.0 * (size[rows] - size[rows].mean())
+        at = np.interp([model.x_shallow, model.x_deep], x[rows], np.log(per_token))
         gaps.append(at[0] - at[1])
     return float(np.mean(gaps))
 

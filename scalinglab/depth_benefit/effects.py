@@ -42,7 +42,7 @@ class Correction:
 class Effect:
     """One estimate.
 
-    estimand : E1, E1s, E2, E4, E5, E6, E7 or E9 (E1: loss gap at equal N and D; see `scalinglab.depth_benefit.estimands`).
+    estimand : E1, E1s, E2, E4, E5, E6, E7, E8 or E9 (E1: loss gap at equal N and D; see `scalinglab.depth_benefit.estimands`).
     architecture, reference : whose effect, and against which (E7).
     estimate, se, df : on the scale of `unit`; "ln ratio" is a logarithm, so exp(estimate) is the factor.
     variant : what distinguishes effects of one estimand (a FLOP convention, an equivalent, a parameter).
@@ -83,6 +83,18 @@ class Effect:
             return math.nan, math.nan
         half = t_quantile(0.5 + level / 2, min(self.df, 1e9)) * self.se
         return self.estimate - half, self.estimate + half
+
+    def of_gap(self, nats: float) -> float:
+        """What a gap of so many nats over the contrast is in the unit of this effect; NaN where it has no counterpart.
+
+        A slope that makes that gap between the two depths is the gap divided by ln(deep / shallow).
+        """
+        if self.unit == "nats":
+            return nats
+        shallow, deep = (self.contrast.get(f"depth_{arm}", math.nan) for arm in ("shallow", "deep"))
+        if self.unit != "nats/lnL" or not deep > shallow > 0:
+            return math.nan
+        return nats / math.log(deep / shallow)
 
     @property
     def p(self) -> float:

@@ -9,7 +9,7 @@
     E7   B of an architecture less B of the reference, and the differences of the shape coefficients
     E9   probability of divergence (see `divergence`)
 
-E3 (equal wall-clock) is an engineering question and lives in `strategies`; E8 (recipe) belongs to mis-scaling. The
+E3 (equal wall-clock) is an engineering question and lives in `strategies`; E8 (recipe) is in `recipes`. The
 covariance is the delete-one jackknife of the fit, so give a fit whose `run_id` is the unit that errors share: by
 `by_shape` that is the shape, since more seeds don't average out what a law misses at a shape.
 """

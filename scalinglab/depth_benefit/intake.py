@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from scalinglab.arch_counts import extra_params
 from scalinglab.arch_options import OPTIONS
+from scalinglab.depth_benefit.comparable import one_setting_per_run, other_units, refusals
+from scalinglab.depth_benefit.phrasing import both
 from scalinglab.errors import ConfigError, SchemaError
-from scalinglab.information import ARM
-from scalinglab.inventory import row_checks, take_inventory
 from scalinglab.runs import complete, declare_params
 from scalinglab.schema import stopped_rows
 from scalinglab.shapes import FlopConvention, Shape
@@ -27,8 +27,6 @@ Severity = Literal["info", "warn", "block"]
 
 CONVENTIONS: tuple[FlopConvention, ...] = ("6n", "causal", "full")
 ALL = "all"  # the architecture of a table that names none
-# losses are comparable within one value only
-_MIXING = ("eval_dataset", "split", "vocab", "context", "corpus", "corpus_options")
 _ALIASES = {  # names in published tables -> keys of arch_options.OPTIONS
     "sandwich_ln": "sandwich", "hc": "hyper_connections", "attnres_full": "attn_res", "attnres_block": "block_attn_res",
 }  # fmt: skip
@@ -66,9 +64,11 @@ class Intake:
         return list(dict.fromkeys([*self.runs["architecture"], *self.lost["architecture"]]))
 
     def only(self, keep: NDArray[np.bool_], lost: NDArray[np.bool_] | None = None) -> Intake:
-        """The same intake with some of its runs; findings stay."""
+        """The same intake with some of its runs and their rows; findings stay."""
         gone = self.lost if lost is None else self.lost[lost]
-        return Intake(self.runs[keep], gone, self.rows, self.params, self.findings, self.invalid)
+        runs = self.runs[keep]
+        rows = self.rows[self.rows["run_id"].isin({*runs["run_id"], *gone["run_id"]})]
+        return Intake(runs, gone, rows, self.params, self.findings, self.invalid)
 
 
 def take_in(
@@ -103,12 +103,18 @@ def take_in(
     table.attrs = {} if said is None else {"params": said}  # pandas copies attrs, deeply, at every step
     if not len(table):
         raise SchemaError("the run table has no rows")
+    again = table.astype(str).duplicated().to_numpy()
+    if again.any():
+        table = table[~again].reset_index(drop=True)
     for column in ("depth", "width", "loss", "tokens"):
         if column not in table:
             raise SchemaError(
                 f"a depth analysis needs the column {column!r}; the table has {', '.join(map(str, table.columns[:20]))}"
             )
     findings: list[Finding] = []
+    if again.any():
+        text = f"{int(again.sum())} rows repeat another row in every column and are dropped: they are no further runs"
+        findings.append(Finding("DUPLICATES_DROPPED", "warn", text))
     if "architecture" not in table or table["architecture"].isna().all():
         table["architecture"] = ALL
     table["architecture"] = table["architecture"].astype(object).where(table["architecture"].notna(), "unknown")
@@ -116,6 +122,7 @@ def take_in(
     if "run_id" not in table or table["run_id"].isna().any():
         table["run_id"] = [f"row{i}" for i in range(len(table))]
     table["run_id"] = table["run_id"].astype(str)
+    one_setting_per_run(table)
     lost_rows = stopped_rows(table)
     for column in ("depth", "width", "tokens"):
         _positive(table, column, ~lost_rows if column == "tokens" else np.ones(len(table), bool))
@@ -129,7 +136,9 @@ def take_in(
             findings.append(Finding("EXTRA_PARAMS_CHARGED", "info", findings_text + "; they are charged here"))
         elif float(share.max()) > 0.005:
             findings.append(
-                Finding("EXTRA_PARAMS_UNCOUNTED", "warn", findings_text + "; pass charge_extras=True to charge them")
+                Finding(
+                    "EXTRA_PARAMS_UNCOUNTED", "warn", findings_text + f"; {both('charge_extras', True)} charges them"
+                )
             )
     table["x"] = depth_coordinate(table["depth"], table["width"])
     table["group"] = _groups(table)
@@ -140,8 +149,9 @@ def take_in(
     dead = pd.concat([dead, _last_if_lost(table, lost_rows)]).drop_duplicates("run_id", keep="last")
     if len(live):
         _positive(live, "loss", np.ones(len(live), bool))
-    invalid = _invalid(live, checkpoints)
+    invalid = refusals(live, checkpoints)
     finals = _finals(live[~live["run_id"].isin(dead["run_id"])])
+    invalid += other_units(finals)
     findings += _remarks(finals, dead, table)
     for frame in (finals, dead):
         frame["cell"] = frame["architecture"] + "/" + frame["group"] + "/" + _shape_name(frame)
@@ -173,7 +183,7 @@ def _positive(table: pd.DataFrame, column: str, rows: NDArray[np.bool_]) -> None
     if bad.any():
         at = int(np.flatnonzero(bad)[0])
         raise SchemaError(
-            f"column {column!r} is {table[column].iloc[at]!r} for run {table['run_id'].iloc[at]!r} ({int(bad.sum())} such "
+            f"column {column!r} is {table[column].iloc[at]} for run {table['run_id'].iloc[at]!r} ({int(bad.sum())} such "
             "rows): it must be a positive number; mark lost runs with status 'diverged', or leave those rows out"
         )
     if table[column].dtype.kind not in "fiu":
@@ -223,32 +233,6 @@ def _last_if_lost(table: pd.DataFrame, lost: NDArray[np.bool_]) -> pd.DataFrame:
     last = table.assign(_lost=lost).sort_values(order, kind="stable", na_position="last")
     last = last.drop_duplicates("run_id", keep="last")
     return last[last["_lost"]].drop(columns="_lost")
-
-
-def _invalid(live: pd.DataFrame, checkpoints: str) -> list[str]:
-    out: list[str] = []
-    for column in _MIXING:
-        if column in live and len(live[column].dropna().unique()) > 1:
-            values = ", ".join(map(str, sorted(live[column].dropna().unique())[:4]))
-            out.append(f"losses of different {column} ({values}) are mixed: select one with where=")
-    if not len(live):
-        return out
-    cell = [live[c] for c in ("architecture", "group", "depth", "width")]
-    for column in ("parametrization", *ARM):  # a cell's mean is over seeds, never over treatments
-        if column in live and column not in _MIXING and _varies(live[column], cell):
-            values = ", ".join(repr(v) for v in list(dict.fromkeys(live[column]))[:4])
-            out.append(
-                f"runs of one cell differ in {column} ({values}) and are no seeds of each other: select one with where=, or "
-                "name the arms in the column architecture"
-            )
-    wrong = {"UNIT_SUSPICION", "DUPLICATE_RUNS"} | ({"UNFINISHED_SCHEDULE"} if checkpoints == "final" else set())
-    checks = row_checks(take_inventory(live))
-    return out + [f"{c.name}: {c.action}" for c in checks if c.level == "block" and c.code in wrong]
-
-
-def _varies(values: pd.Series, cell: list[pd.Series]) -> bool:
-    """Whether some cell has more than one value."""
-    return bool((values.groupby(cell).nunique(dropna=False).to_numpy() > 1).any())
 
 
 def _remarks(finals: pd.DataFrame, dead: pd.DataFrame, table: pd.DataFrame) -> list[Finding]:

@@ -46,6 +46,7 @@ class Evidence:
     composite_label : label of the analysis in which divergence is the worst outcome, None without lost runs.
     deletions : label (rules 8-10) with one run or shape left out, by its name.
     modifiers : appended to the label: optimum, RECIPE_LIMITED, E_COLLAPSE.
+    unit : of estimate, intervals, margin, costs and bounds: nats, or nats/lnL where the label is about a slope.
     """
 
     estimate: float
@@ -74,6 +75,7 @@ class Evidence:
     deletions: Mapping[str, str] = field(default_factory=dict)
     modifiers: tuple[str, ...] = ()
     mde: float = math.nan
+    unit: str = "nats"
 
     def __post_init__(self) -> None:
         if not self.margin > 0:
@@ -89,6 +91,8 @@ class Verdict:
     label : the first rule that holds. reason : why, in words. reading : the label that rules 8-10 alone would give.
     also : later rules among 2-7 that hold as well, with their reasons. modifiers : appended, never substituted.
     stable, analyses : in how many of how many re-analyses the label is the same (0 of 0 without any).
+    identical : re-analyses beside those that leave label, estimate and error as they are: the same data by the same
+        estimator, which prove nothing and are not counted.
     """
 
     label: Label
@@ -98,6 +102,7 @@ class Verdict:
     modifiers: tuple[str, ...]
     stable: int = 0
     analyses: int = 0
+    identical: int = 0
 
     @property
     def codes(self) -> tuple[str, ...]:
@@ -106,8 +111,11 @@ class Verdict:
 
     @property
     def robustness(self) -> str:
-        """ "label stable in k of K re-analyses"."""
-        return f"label stable in {self.stable} of {self.analyses} re-analyses" if self.analyses else "no re-analysis"
+        """ "label stable in k of K re-analyses", and how many more are left out of the count as identical."""
+        more = f" ({self.identical} more left the estimate as it is and don't count)" if self.identical else ""
+        if not self.analyses:
+            return "no re-analysis that counts" + more if more else "no re-analysis"
+        return f"label stable in {self.stable} of {self.analyses} re-analyses{more}"
 
     def __str__(self) -> str:
         return " + ".join(self.codes) + f" ({self.reason})"
@@ -136,7 +144,7 @@ def reading_of(evidence: Evidence) -> tuple[Label, str]:
     if (low > 0 or high < 0) and evidence.p_adj < evidence.alpha:
         benefit = low > 0
         end = low if benefit else -high
-        told = f"B = {evidence.estimate:.4g} nats, 95 % interval [{low:.4g}, {high:.4g}], p = {evidence.p_adj:.3g}"
+        told = f"{_name(evidence)} = {evidence.estimate:.4g} {_unit(evidence)}, 95 % interval [{low:.4g}, {high:.4g}], p = {evidence.p_adj:.3g}"
         if end > evidence.margin:
             return (
                 "DEPTH_BENEFIT_MATERIAL" if benefit else "DEPTH_HARM_MATERIAL",
@@ -150,11 +158,24 @@ def reading_of(evidence: Evidence) -> tuple[Label, str]:
         return "DEPTH_BENEFIT" if benefit else "DEPTH_HARM", told
     if inside:
         a, b = evidence.ci90
-        return "EQUIVALENT", f"90 % interval [{a:.4g}, {b:.4g}] inside the margin of {evidence.margin:.3g} nats"
+        return (
+            "EQUIVALENT",
+            f"90 % interval [{a:.4g}, {b:.4g}] inside the margin of {evidence.margin:.3g} {_unit(evidence)}",
+        )
     missed = (
-        f" (effects below {evidence.mde:.3g} nats can be missed at power .8)" if math.isfinite(evidence.mde) else ""
+        f" (effects below {evidence.mde:.3g} {_unit(evidence)} can be missed at power .8)"
+        if math.isfinite(evidence.mde)
+        else ""
     )
     return "INCONCLUSIVE", f"neither an effect nor equivalence is shown{missed}"
+
+
+def _name(evidence: Evidence) -> str:
+    return "slope" if evidence.unit == "nats/lnL" else "B"
+
+
+def _unit(evidence: Evidence) -> str:
+    return "nats per ln L" if evidence.unit == "nats/lnL" else evidence.unit
 
 
 # ---- rules 1 to 7 --------------------------------------------------------------------------------------------------------
@@ -187,7 +208,7 @@ def _confounded_lr(e: Evidence) -> str | None:
     if e.lr_edge:
         return f"the best learning rate lies on the edge of its grid: {', '.join(e.lr_edge)}"
     if e.lr_common and e.drift_cost > 0.5 * abs(e.estimate):
-        return f"one learning rate for all shapes: the drift of its optimum may cost {e.drift_cost:.3g} nats"
+        return f"one learning rate for all shapes: the drift of its optimum may cost {e.drift_cost:.3g} {_unit(e)}"
     return None
 
 
@@ -195,7 +216,7 @@ def _confounded_n(e: Evidence) -> str | None:
     if e.mismatch_needed and not e.correction_available:
         return "sizes differ between the shapes by more than the error allows, and no rate to correct them is known"
     if abs(e.correction) > abs(e.estimate):
-        return f"the correction for unequal sizes ({abs(e.correction):.3g} nats) is larger than what it leaves"
+        return f"the correction for unequal sizes ({abs(e.correction):.3g} {_unit(e)}) is larger than what it leaves"
     return None
 
 
@@ -204,7 +225,7 @@ def _selection(e: Evidence) -> str | None:
         return None
     low, high = e.bounds
     if low * e.estimate <= 0 or high * e.estimate <= 0:
-        return f"lost runs leave B anywhere in [{low:.3g}, {high:.3g}] nats: its sign is open"
+        return f"lost runs leave {_name(e)} anywhere in [{low:.3g}, {high:.3g}] {_unit(e)}: its sign is open"
     own = reading_of(e)[0]
     changed = sorted({v for v in (*e.bound_labels, e.composite_label) if v is not None and v != own})
     return f"the label would be {' or '.join(changed)} had the lost runs lived or counted as worst" if changed else None

@@ -17,6 +17,7 @@ from scalinglab.depth_benefit.analysis import Options, Outcome, is_primary
 from scalinglab.depth_benefit.effects import Effect
 from scalinglab.depth_benefit.intake import Finding, Intake
 from scalinglab.depth_benefit.labels import Verdict
+from scalinglab.depth_benefit.phrasing import both
 from scalinglab.depth_benefit.study import Gate
 from scalinglab.features import R0
 from scalinglab.fitting import Fit
@@ -186,7 +187,10 @@ def _effect(
         },
         "estimate": e.estimate, "unit": e.unit, "se": e.se, "df": e.df, "ci95": [low, high],
         "ci_method": e.method if known else f"t({min(e.df, 1e9):.4g})", "p": e.p, "p_adj": p_adj, "method": e.method,
-        "p_min": e.p_min, "mde80": e.mde, "margin": {"nats": outcome.margin, "compute": options.margin},
+        "p_min": e.p_min, "mde80": e.mde, "margin": {
+            "nats": outcome.margin, "compute": options.margin,
+            **({"nats_per_lnL": e.of_gap(outcome.margin)} if e.unit == "nats/lnL" else {}),
+        },
         "ci90": list(e.interval(0.90)), "compute_equiv": worth,
         "correction": {
             "dN": k.dln_params, "dD": k.dln_tokens, "nats": k.nats, "se": k.se, "applied": k.applied, "needed": k.needed,
@@ -234,25 +238,32 @@ def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
     return [{str(k): v for k, v in row.items()} for row in table.to_dict("records")]
 
 
-def advice(outcome: Outcome, verdicts: Mapping[str, Verdict]) -> tuple[str, ...]:
+def advice(outcome: Outcome, verdicts: Mapping[str, Verdict], options: Options) -> tuple[str, ...]:
     """What would change the verdict, one sentence per architecture: how much smaller the error must be, and by what."""
     out = []
+    what, unit = ("a slope", "nats per ln L") if options.estimand == "E1s" else ("B", "nats")
     for e in outcome.effects:
-        if e.estimand != "E1" or e.variant or e.architecture not in verdicts or not e.usable:
+        if not is_primary(e, options) or e.architecture not in verdicts or not e.usable:
             continue
         v = verdicts[e.architecture]
         if v.reading in ("INCONCLUSIVE",) and e.df >= 1:
             # half-width of the 90 % interval that equivalence at B = 0 needs, against what there is
-            need = outcome.margin / (2 * t_quantile(0.95, min(e.df, 1e9)))
+            need = e.of_gap(outcome.margin) / (2 * t_quantile(0.95, min(e.df, 1e9)))
             times = (e.se / need) ** 2
             out.append(
-                f"{e.architecture}: B below {e.mde:.2g} nats can be missed; an error {math.sqrt(times):.2g} times smaller "
-                f"would settle it against the margin of {outcome.margin:.2g}: more depths further apart first, seeds second"
+                f"{e.architecture}: {what} below {e.mde:.2g} {unit} can be missed; an error {math.sqrt(times):.2g} times smaller "
+                f"would settle it against the margin of {e.of_gap(outcome.margin):.2g}: more depths further apart first, seeds second"
             )
         if v.label == "CONFOUNDED_N":
-            out.append(f"{e.architecture}: match the shapes in N (within 1 %), or give rates= for the correction")
+            out.append(
+                f"{e.architecture}: match the shapes in N (within 1 %), or give rates for the correction ({both('rates', 'published')} borrows them)"
+            )
         if v.label == "FRAGILE":
             out.append(f"{e.architecture}: {v.reason}; replicate that shape with more seeds and add shapes beside it")
         if v.label == "SELECTION_SENSITIVE":
             out.append(f"{e.architecture}: rerun the lost cells at a stable setting that both arms share")
+        if "RECIPE_LIMITED" in v.modifiers:
+            out.append(
+                f"{e.architecture}: the depth benefit hangs on the recipe; train all shapes by the better one and tune it"
+            )
     return tuple(out)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -30,10 +31,14 @@ class Study:
     params: ParamsChoice
     charge_extras: bool
     others: Mapping[str, Intake]  # groups matched by another rule
+    recipes: Mapping[str, Outcome] = field(default_factory=dict)  # analyses of other recipes, made already
 
 
 def reanalyses(study: Study, base: Outcome) -> list[dict[str, object]]:
-    """Rows of T6: analysis, architecture, estimate, se, label, note. An analysis that can't be made is noted, without label."""
+    """Rows of T6: analysis, architecture, estimate, se, label, whether it counts, note.
+
+    An analysis that can't be made is noted, without label.
+    """
     rows: list[dict[str, object]] = []
     for name, make in _plans(study, base):
         try:
@@ -54,15 +59,38 @@ def reanalyses(study: Study, base: Outcome) -> list[dict[str, object]]:
                 })  # fmt: skip
     rows += _deletion_rows(base)
     rows += _composite_rows(base)
-    return rows
+    return _with_counts(rows, base)
 
 
 def with_stability(verdicts: Mapping[str, Verdict], rows: Sequence[Mapping[str, object]]) -> dict[str, Verdict]:
-    """Verdicts that say in how many re-analyses the label is the same."""
+    """Verdicts that say in how many re-analyses the label is the same, of those that count."""
     out = {}
     for a, verdict in verdicts.items():
-        own = [r["label"] for r in rows if r.get("architecture") == a and r.get("label")]
-        out[a] = replace(verdict, stable=sum(1 for v in own if v == verdict.label), analyses=len(own))
+        own = [r for r in rows if r.get("architecture") == a and r.get("label")]
+        counted = [r["label"] for r in own if r["counts"]]
+        out[a] = replace(
+            verdict, stable=sum(1 for v in counted if v == verdict.label), analyses=len(counted),
+            identical=len(own) - len(counted),
+        )  # fmt: skip
+    return out
+
+
+def _with_counts(rows: Sequence[dict[str, object]], base: Outcome) -> list[dict[str, object]]:
+    """Rows that say whether they count: not where label, estimate and error are those reported.
+
+    The same data by the same estimator can't move B, so that its label agrees is no evidence. Where such a row changes the
+    label all the same (another count of parameters lifts a confound), it counts: leaving it out would hide the change.
+    """
+    out = []
+    for r in rows:
+        e = base.evidence.get(str(r["architecture"]))
+        same = e is not None and r["label"] == base.verdicts[str(r["architecture"])].label
+        for key, value in (("estimate", e.estimate), ("se", e.se)) if same and e is not None else ():
+            given = float(r.get(key, math.nan))  # type: ignore[arg-type]
+            same = same and (
+                math.isclose(given, value, rel_tol=1e-9, abs_tol=1e-15) or (math.isnan(given) and math.isnan(value))
+            )
+        out.append({**r, "counts": bool(r["label"]) and not same})
     return out
 
 
@@ -103,6 +131,8 @@ def _plans(study: Study, base: Outcome) -> Iterator[Plan]:
             yield "cell means", lambda: analyse(intake, replace(o, method="cells"), fit=study.fit)
     if any(f.code == "EXTRA_PARAMS_UNCOUNTED" for f in intake.findings) and not study.charge_extras:
         yield "architecture's parameters charged", lambda: _charged(study)
+    for name, made in study.recipes.items():
+        yield f"recipe: {name}", lambda made=made: made  # type: ignore[misc]
     for name, others in study.others.items():
         yield f"group {name}", lambda others=others: _other(others, o)  # type: ignore[misc]
 
@@ -164,7 +194,7 @@ def _composite_rows(base: Outcome) -> list[dict[str, object]]:
         if b.lost and e.composite_label is not None:
             early = base.verdicts[a].label if base.verdicts[a].label in _BEFORE_SELECTION else e.composite_label
             rows.append({"analysis": "divergence counts as worst", "architecture": a, "se": e.se, "label": early,
-                         "estimate": e.estimate + b.composite - b.complete, "note": f"{b.lost} lost runs at {b.cap:.3g} nats"})  # fmt: skip
+                         "estimate": e.estimate + (b.composite - b.complete) * e.margin / base.margin, "note": f"{b.lost} lost runs at {b.cap:.3g} nats"})  # fmt: skip
     return rows
 
 

@@ -106,6 +106,7 @@ class Margin(msgspec.Struct, frozen=True, kw_only=True):
 
     nats: float
     compute: float
+    nats_per_lnL: Number = None  # noqa: N815
 
 
 class CorrectionRecord(msgspec.Struct, frozen=True, kw_only=True):

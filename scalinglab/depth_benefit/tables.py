@@ -31,7 +31,7 @@ T3 = (
 T4 = (
     "architecture", "reference", "difference", "low", "high", "p_max_t", "dgamma1", "dgamma2", "shrunken", "tau", "label",
 )  # fmt: skip
-T6 = ("analysis", "architecture", "estimate", "se", "label", "note")
+T6 = ("analysis", "architecture", "estimate", "se", "label", "counts", "note")
 T7 = (
     "architecture", "depth", "n", "diverged", "rate", "low", "high", "worst_rank_p", "B_complete", "B_low", "B_high",
     "B_composite", "tipping",
@@ -99,7 +99,7 @@ def depth_effects(outcome: Outcome, options: Options) -> pd.DataFrame:
             **{k: row[k] for k in ("architecture", "estimand", "variant", "params", "tokens", "estimate", "unit", "se", "df")},
             **{k: row[k] for k in ("low", "high", "p", "low90", "high90", "correction", "method")},
             "contrast": contrast_text(e.contrast), "p_holm": p,
-            "margin": outcome.margin if e.unit == "nats" else math.nan,
+            "margin": e.of_gap(outcome.margin),
             "compute_percent": share[0], "compute_percent_low": share[1], "compute_percent_high": share[2],
             "label": outcome.verdicts[e.architecture].label if primary else "",
         })  # fmt: skip

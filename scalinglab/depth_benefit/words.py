@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from scalinglab.depth_benefit.analysis import Options, Outcome
+from scalinglab.depth_benefit.analysis import Options, Outcome, is_primary
 from scalinglab.depth_benefit.effects import Effect
 from scalinglab.depth_benefit.intake import Finding, Intake
 from scalinglab.depth_benefit.labels import Verdict
@@ -46,19 +46,47 @@ def effect_sentence(outcome: Outcome, effect: Effect, p_adj: float) -> str:
     return text + "."
 
 
+def slope_sentence(outcome: Outcome, effect: Effect, p_adj: float) -> str:
+    """One architecture's slope, with the margin that a slope is held against: that of the gap per ln(deep / shallow)."""
+    c = effect.contrast
+    low, high = effect.interval(0.95)
+    if not effect.usable:
+        return (
+            f"{effect.architecture}: the design gives a slope of {_n(effect.estimate)} nats per ln L without an error."
+        )
+    falls = "fell" if effect.estimate > 0 else "rose"
+    return (
+        f"At N = {_count(c.get('params'))} parameters and D = {_count(c.get('tokens'))} tokens the loss of "
+        f"{effect.architecture} {falls} by {_n(abs(effect.estimate))} nats per e-fold of depth ({effect.note}), 95 % CI of "
+        f"the fall [{_n(low)}, {_n(high)}], t({effect.df:.3g}) = {effect.estimate / effect.se:.2g}, p_Holm {_p(p_adj)} "
+        f"({effect.method}); the margin of {outcome.margin:.2g} nats between {c.get('depth_shallow', math.nan):.3g} and "
+        f"{c.get('depth_deep', math.nan):.3g} layers is one of {effect.of_gap(outcome.margin):.2g} nats per ln L."
+    )
+
+
 def verdict_sentence(outcome: Outcome, effect: Effect, verdict: Verdict) -> str:
     """Equivalence or lack of resolution in words; empty where the effect sentence says it all."""
     low, high = effect.interval(0.90)
+    unit = "nats per ln L" if effect.unit == "nats/lnL" else "nats"
     if verdict.reading == "EQUIVALENT":
         c = effect.contrast
         return (
             f"{effect.architecture}: aspect ratio between {c.get('aspect_deep', math.nan):.3g} and "
-            f"{c.get('aspect_shallow', math.nan):.3g} was equivalent to within the margin (δ = {outcome.margin:.2g} nats; "
+            f"{c.get('aspect_shallow', math.nan):.3g} was equivalent to within the margin (δ = {effect.of_gap(outcome.margin):.2g} {unit}; "
             f"90 % CI [{_n(low)}, {_n(high)}])."
         )
     if verdict.reading == "INCONCLUSIVE":
-        return f"{effect.architecture}: inconclusive (MDE = {effect.mde:.2g} nats at 80 % power)."
+        return f"{effect.architecture}: inconclusive (MDE = {effect.mde:.2g} {unit} at 80 % power)."
     return ""
+
+
+def recipe_sentence(effect: Effect, p_adj: float) -> str:
+    """E8: by how much the depth benefit differs between two recipes."""
+    low, high = effect.interval(0.95)
+    return (
+        f"{effect.architecture}: the recipe changed the depth benefit ({effect.variant}) by {_n(effect.estimate)} nats, 95 % CI "
+        f"[{_n(low)}, {_n(high)}], t({effect.df:.3g}) = {effect.estimate / effect.se:.2g}, p_Holm {_p(p_adj)} ({effect.method})."
+    )
 
 
 def interaction_sentence(gate: Gate | None, label: str) -> str:
@@ -81,20 +109,22 @@ def interaction_sentence(gate: Gate | None, label: str) -> str:
 
 
 def sentences(
-    outcome: Outcome, gate: Gate | None, verdicts: Mapping[str, Verdict], study: tuple[str, str]
+    outcome: Outcome, gate: Gate | None, verdicts: Mapping[str, Verdict], study: tuple[str, str], options: Options
 ) -> dict[str, str]:
-    """All sentences by name: one effect per architecture, equivalence or null where that is the reading, interaction."""
+    """All sentences by name: one effect per architecture, slope and recipe where asked, equivalence or null, interaction."""
     out: dict[str, str] = {}
+    primary = {e.architecture: e for e in reversed(outcome.effects.effects) if is_primary(e, options)}
     for e, p in zip(outcome.effects, outcome.p_adj, strict=True):
-        if e.estimand != "E1" or e.variant:
-            continue
-        out[f"effect/{e.architecture}"] = effect_sentence(outcome, e, p)
-        verdict = verdicts.get(e.architecture)
-        if verdict is not None:
-            text = verdict_sentence(outcome, e, verdict)
-            if text:
-                out[f"reading/{e.architecture}"] = text
-            out[f"label/{e.architecture}"] = f"{e.architecture}: {verdict}; {verdict.robustness}."
+        if e.estimand == "E1" and not e.variant:
+            out[f"effect/{e.architecture}"] = effect_sentence(outcome, e, p)
+        elif e.estimand == "E1s" and options.estimand == "E1s":
+            out[f"slope/{e.architecture}"] = slope_sentence(outcome, e, p)
+        elif e.estimand == "E8":
+            out[f"recipe/{e.architecture}/{e.variant}"] = recipe_sentence(e, p)
+    for a, verdict in verdicts.items():
+        if a in primary and (text := verdict_sentence(outcome, primary[a], verdict)):
+            out[f"reading/{a}"] = text
+        out[f"label/{a}"] = f"{a}: {verdict}; {verdict.robustness}."
     told = interaction_sentence(gate, study[0])
     if told:
         out["interaction"] = told

@@ -115,11 +115,18 @@ def slopes(cells: pd.DataFrame, arms: tuple[Arm, ...], usable: NDArray[np.bool_]
 
 
 def spread(
-    values: Array, cov: Array, made: Slopes, *, floor: Array | float = 0.0, fixed: float | None = None
+    values: Array,
+    cov: Array,
+    made: Slopes,
+    *,
+    floor: Array | float = 0.0,
+    fixed: float | None = None,
+    overlap: Array | None = None,
 ) -> tuple[Array, Array, float]:
     """Variance of shapes about their lines beyond the bootstrap's [...], its scale for degrees of freedom, and those.
 
     values [..., C], cov [..., C, C]. floor : smallest variance (what seeds move whole shapes by). fixed : a SD that is given.
+    overlap [C, C] : 1 where two shapes are the same runs; what they miss their lines by is then no second piece of evidence.
     """
     shape = values.shape[:-1]
     if fixed is not None:
@@ -131,7 +138,10 @@ def spread(
     found = np.einsum("...c,cd,...d->...", v, M, v) / made.df
     known = np.einsum("cd,...dc->...", M, S) / made.df
     tau2 = np.maximum(found - known, floor)
-    return tau2, np.maximum(found, known + tau2), float(made.df)
+    if overlap is None:
+        return tau2, np.maximum(found, known + tau2), float(made.df)
+    own = M @ overlap[np.ix_(rows, rows)]
+    return tau2, np.maximum(found, known + tau2), float(np.trace(own) ** 2 / np.trace(own @ own))
 
 
 def contrast(

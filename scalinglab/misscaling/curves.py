@@ -56,6 +56,14 @@ class Curves:
         """Loss at ln learning rates z [..., C]."""
         return evaluate(self.coefficients, z - self.centre)
 
+    def take(self, cells: NDArray[np.intp]) -> Curves:
+        """The curves of these shapes, in this order and as often as they are named."""
+        c = cells
+        return Curves(
+            self.coefficients[..., c, :], self.centre[c], self.used[..., c, :], self.optimum[..., c], self.minimum[..., c],
+            self.curvature[..., c], self.status[..., c], self.low[..., c], self.high[..., c],
+        )  # fmt: skip
+
 
 def fit_curves(
     z: Array,

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from scalinglab.hypotheses import HypothesisTest, t_test, tost
 from scalinglab.misscaling.contrasts import Slopes, contrast, spread
 from scalinglab.misscaling.curves import Array
+from scalinglab.misscaling.identical import overlap
 from scalinglab.misscaling.intake import Arm
 
 COLUMNS = (
@@ -44,7 +45,7 @@ def drift_table(
     """
     rows: list[dict[str, object]] = []
     for made, axes in _designs(cells, usable):
-        tau2, scale, df = spread(optimum, cov, made)
+        tau2, scale, df = spread(optimum, cov, made, overlap=overlap(cells))
         for (arm, axis), w in made.weights.items():
             if df < 1:
                 continue

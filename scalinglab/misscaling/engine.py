@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scalinglab.errors import ConfigError
 from scalinglab.misscaling.contrasts import Estimate, Roles, Slopes, contrast, slopes, spread, terms
 from scalinglab.misscaling.curves import SIDES, WINDOW, Array, Curves, Model, fit_curves, within_window
+from scalinglab.misscaling.identical import distinct, overlap, together
 from scalinglab.misscaling.intake import Arm
 from scalinglab.misscaling.noise import Noise, Readings, Resample, draw_means, expected, read_curves, refit, run_noise
 from scalinglab.misscaling.pooling import pool_curvature
@@ -49,9 +50,10 @@ class Drawn:
 class Analysis:
     """What a set of learning-rate sweeps says; arrays [T] over trials, or without that axis for one data set.
 
-    curves, noise, point : fits and readings. cov [..., 4C, 4C], draws [B, 4C] (one data set only). made, drift_made : slopes.
+    curves, noise, point : fits and readings (residuals of the noise without shapes whose runs are another's, see `identical`). cov [..., 4C, 4C], draws [B, 4C] (one data set only). made, drift_made : slopes.
     gains : contrasts by name. drifts : of ln optimal lr per ln depth by arm. tau, drift_tau : SD of shapes about lines.
-    base [C] : the cell of the smallest depth of each ladder. states : of gains and drifts, for each candidate. verdicts : by candidate ("" where there is none).
+    base [C] : the cell of the smallest depth of each ladder. states : of gains and drifts, for each candidate. verdicts : by
+    candidate ("" where there is none).
     """
 
     curves: Curves
@@ -90,7 +92,10 @@ def analyse(
     cells : one row per arm and shape (see `Grids`). z [C, J]. loss [..., C, J, S].
     parametric : redraw normal noise of the estimated SD, for many trials at once.
     """
-    groups = cells["arm"].to_numpy(np.intp)
+    own = distinct(cells)
+    base, reference = _pointers(cells, roles)
+    whole_z = z
+    z, loss, groups = z[own.rows], loss[..., own.rows, :, :], own.groups
     count = np.isfinite(loss).sum(-1).astype(np.float64)
     tried = ~np.isnan(loss)
     mean = np.where(tried.any(-1), np.nansum(loss, -1) / np.maximum(tried.sum(-1), 1), np.nan)
@@ -100,12 +105,11 @@ def analyse(
     pooled = None
     if method.pool:
         curves, pooled = pool_curvature(curves, z, counted, groups, model=method.model, sigma=noise.sigma)
-    base, reference = _pointers(cells, roles)
-    finite = np.where(np.isfinite(mean), mean, -np.inf)
-    cap = finite.max(-1)
+    whole = curves.take(own.of)
+    cap = np.where(np.isfinite(mean), mean, -np.inf).max(-1)[..., own.of]
 
     def read(c: Curves, y: Array) -> Readings:
-        return read_curves(c, z, y, base, reference, cap, point=curves)
+        return read_curves(c.take(own.of), whole_z, y[..., own.of, :], base, reference, cap, point=whole)
 
     def again(y: Array, n: Array) -> Readings:
         made = refit(y, n, z, curves, model=method.model, groups=groups)
@@ -125,7 +129,8 @@ def analyse(
         d = draw_means(loss, z, curves, noise, draws=method.draws, rng=rng, how=method.resample)
         draws = values = again(d.mean, d.count).stacked()
         how, inflate = Drawn(d.how, d.df, d.whole_seeds), d.inflate
-    cov = inflate * _covariance(values, z)
+    cov = inflate * _covariance(values, whole_z)
+    curves = whole
     usable = np.ones(len(cells), bool) if parametric else curves.usable
     return _decide(cells, curves, noise, point, cov, draws, how, roles, method, margins, usable, loss.shape[-1])
 
@@ -149,18 +154,23 @@ def _decide(
     fixed = point.fixed
     values = point.stacked()
     optimum, tuned = slice(0, C), slice(C, 2 * C)
-    drift_tau2, drift_scale, drift_df = spread(values[..., optimum], cov[..., optimum, optimum], own)
+    shared_runs = overlap(cells)
+    drift_tau2, drift_scale, drift_df = spread(
+        values[..., optimum], cov[..., optimum, optimum], own, overlap=shared_runs
+    )
     drifts = {
         a: contrast(values[..., optimum], cov[..., optimum, optimum], w, w, drift_tau2, drift_scale, drift_df, how.df)
         for a, w in own.weights.items()
     }
     floor = np.zeros(()) if how.whole_seeds else noise.row**2 / seeds
-    tau2, scale, df = spread(values[..., tuned], cov[..., tuned, tuned], made, floor=floor, fixed=method.tau)
+    tau2, scale, df = spread(
+        values[..., tuned], cov[..., tuned, tuned], made, floor=floor, fixed=method.tau, overlap=shared_runs
+    )
     zero = np.zeros(C)
 
     def gain(on_tuned: Array, on_fixed: Array, on_shared: Array = zero) -> Estimate:
         w = np.concatenate([zero, on_tuned, on_fixed, on_shared])
-        return contrast(values, cov, w, on_tuned + on_fixed + on_shared, tau2, scale, df, how.df)
+        return contrast(values, cov, w, together(cells, on_tuned + on_fixed + on_shared), tau2, scale, df, how.df)
 
     gains = {name: gain(*w) for name, w in terms(made, roles).items()}
     for a in roles.candidates:

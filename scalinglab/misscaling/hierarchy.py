@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from scalinglab.errors import FitError
 from scalinglab.misscaling.curves import Array, Curves
+from scalinglab.misscaling.identical import repeated
 from scalinglab.misscaling.intake import Arm, Grids
 
 _ROUNDS = 12
@@ -61,8 +62,16 @@ def fit_hierarchy(grids: Grids, curves: Curves, *, tau: float | None = None) -> 
     FitError
         No arm has two depths with an optimum inside its grid.
     """
-    keep = [a for a in range(len(grids.arms)) if len(set(grids.cells["x"][(grids.arm == a) & curves.usable])) >= 2]
-    use = curves.used & np.isin(grids.arm, keep)[:, None] & curves.usable[:, None]
+    # At the smallest depth arms can be the same runs: these count once, and the arms have one intercept. (Elsewhere they
+    # would be the same model under two names: an arm with no runs of its own is left out.)
+    twice = repeated(grids.cells)
+    keep = [
+        a
+        for a in range(len(grids.arms))
+        if len(set(grids.cells["x"][(grids.arm == a) & curves.usable])) >= 2 and not twice[grids.arm == a].all()
+    ]
+    once = ~(twice & (grids.cells["x"] == 0).to_numpy())
+    use = curves.used & (np.isin(grids.arm, keep) & curves.usable & once)[:, None]
     c, j, s = np.nonzero(use[..., None] & np.isfinite(grids.loss))
     if not len(c):
         raise FitError("no arm has two depths with an optimum inside its grid: there is no hierarchical model to fit")
@@ -103,9 +112,7 @@ class _Data:
         self.z, self.y = grids.z[c, j], grids.loss[c, j, s]
         self.x = grids.cells["x"].to_numpy(np.float64)[c]
         self.arm = np.searchsorted(keep, grids.arm[c])
-        ladders = pd.factorize(grids.cells["ladder"])[0][c]
-        self.level = np.unique(self.arm * 10_000 + ladders, return_inverse=True)[1]  # intercepts of loss and of optimum
-        self.level_arm = np.array([self.arm[self.level == k][0] for k in range(self.level.max() + 1)])
+        self.level = np.unique(_levels(grids)[c], return_inverse=True)[1]  # intercepts of loss and of optimum
         _, self.cell = np.unique(c, return_inverse=True)
         self.seed = np.unique(s, return_inverse=True)[1]
         self.cells = np.unique(c)
@@ -172,6 +179,16 @@ class _Data:
         })  # fmt: skip
         return Hierarchy(table, pd.Series(theta.fixed, keys), pd.DataFrame(cov, keys, keys), kappa, float(np.sqrt(sigma2)),
                          float(sd[0]), float(sd[1]), float(sd[2]), converged, len(self.z))  # fmt: skip
+
+
+def _levels(grids: Grids) -> NDArray[np.intp]:
+    """Arm and ladder of each cell as one number; arms that are the same runs at the smallest depth have one [C]."""
+    ladder = pd.factorize(grids.cells["ladder"])[0]
+    out: NDArray[np.intp] = grids.arm * (int(ladder.max()) + 1) + ladder
+    first = (grids.cells["x"] == 0).to_numpy() & repeated(grids.cells)
+    for i, j in zip(np.flatnonzero(first), grids.cells["same_as"].to_numpy(np.intp)[first], strict=True):
+        out[out == out[i]] = out[j]
+    return out
 
 
 def _mixed(

@@ -6,8 +6,9 @@ matched group (equal parameters or FLOPs), at equal tokens and batch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
@@ -16,17 +17,18 @@ from numpy.typing import NDArray
 from scalinglab.coordinates import CoordinateCheck
 from scalinglab.errors import SchemaError
 from scalinglab.information import ARM
+from scalinglab.misscaling.checking import UNNAMED, Arm, Checked, match_checks
+from scalinglab.misscaling.identical import same_runs, told
 from scalinglab.misscaling.surface import drift_cost
 from scalinglab.runs import final_rows
 from scalinglab.schema import stopped_rows
 
 Array = NDArray[np.float64]
-Arm = tuple[str, str]
-
-UNNAMED = "as given"  # parametrization of tables that name none
 
 _SETTING = ("tokens", "batch_tokens", "match_group")
 _ONE_VALUE = ("corpus_fingerprint", "corpus", "eval_dataset", "split", "vocab", "context")
+_DATA_ORDER = ("data_seed", "data_order")  # logs that have one of these tell the order apart from the initialisation
+_RECIPE = ("weight_decay", "decay", "schedule", "init_std", "precision", "batch_tokens", "tokens")
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,9 @@ class Grids:
 
     arms : (architecture, parametrization). cells : one row per arm and shape: arm, architecture, parametrization, depth,
     width, tokens, batch_tokens, ladder, x (ln depth over the smallest of the ladder), initial (loss before training, NaN if
-    unknown). z [C, J] : ln learning rates, NaN-padded. loss [C, J, S] : NaN where there is no run, +inf where it diverged.
+    unknown), same_as (the first cell with the same runs, see `identical`). z [C, J] : ln learning rates, NaN-padded. loss [C, J, S] : NaN where there is no run, +inf where it diverged.
     seeds : labels of the last axis. paired : whether all arms have the same seeds on the same data; None if unknown.
-    refused : arms left out, with the reason. findings : what a reader must know. missing : what these runs cannot answer.
+    refused : arms left out, with the reason. checked : verdict of each arm's coordinate checks. findings : what a reader must know. missing : what these runs cannot answer.
     """
 
     arms: tuple[Arm, ...]
@@ -49,6 +51,7 @@ class Grids:
     refused: dict[Arm, str] = field(default_factory=dict)
     findings: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    checked: dict[Arm, str] = field(default_factory=dict)
 
     @property
     def count(self) -> Array:
@@ -74,8 +77,7 @@ class Grids:
     def without_seeds(self, labels: Sequence[str]) -> Grids:
         """The same sweeps less some seeds."""
         keep = [i for i, s in enumerate(self.seeds) if s not in set(labels)]
-        return Grids(self.arms, self.cells, self.z, self.loss[..., keep], tuple(self.seeds[i] for i in keep), self.paired,
-                     self.refused, self.findings, self.missing)  # fmt: skip
+        return replace(self, loss=self.loss[..., keep], seeds=tuple(self.seeds[i] for i in keep))
 
 
 def take_in(
@@ -83,6 +85,7 @@ def take_in(
     *,
     checks: Sequence[CoordinateCheck] = (),
     naive: str = "sp",
+    scaled: Sequence[str] = (),
     diverged_above: float | None = None,
 ) -> Grids:
     """Arrange a run table by arm, shape, learning rate and seed.
@@ -90,8 +93,8 @@ def take_in(
     Parameters
     ----------
     runs : run table; the last row of each run counts.
-    checks : coordinate checks; an arm whose check failed is refused. The naive parametrization is meant to fail, and stays.
-    naive : name of the parametrization that does not scale.
+    checks : coordinate checks; a scaled arm whose check failed is refused (see `checking`).
+    naive : name of the parametrization that does not scale. scaled : names of those that should.
     diverged_above : loss from which a finished run counts as diverged (nats per token); the loss before training where the
         table has it.
 
@@ -117,7 +120,7 @@ def take_in(
         table[column] = table[column].where(table[column].notna(), empty).astype(str)
     if "lr" not in table or pd.to_numeric(table["lr"], errors="coerce").isna().all():
         return _without_rates(table)
-    findings: list[str] = []
+    findings = _unfinished(runs)
     rate = pd.to_numeric(table["lr"], errors="coerce").astype(float)
     bad = ~(rate > 0)
     if bad.any():
@@ -125,17 +128,19 @@ def take_in(
         table, rate = table[~bad].reset_index(drop=True), rate[~bad].reset_index(drop=True)
     table["ln_lr"] = np.log(rate)
     table["y"] = _losses(table, diverged_above, findings)
-    refused = _refused(table, checks, naive, findings)
+    checked = match_checks(table, checks, naive=naive, scaled=scaled)
+    findings += checked.findings
+    refused = checked.refused
     own = pd.Series(list(zip(table["architecture"], table["parametrization"], strict=True)), index=table.index)
     table = table[~own.isin(list(refused))].reset_index(drop=True)
     if not len(table):
         told = "; ".join(f"{' / '.join(a)}: {why}" for a, why in refused.items())
         raise SchemaError(f"no arm is left to compare: {told}")
     table["ladder"] = _ladders(table)
-    return _arrange(table, refused, findings)
+    return _arrange(table, checked, findings)
 
 
-def _arrange(table: pd.DataFrame, refused: dict[Arm, str], findings: list[str]) -> Grids:
+def _arrange(table: pd.DataFrame, checked: Checked, findings: list[str]) -> Grids:
     table["setting"] = table.groupby([c for c in _SETTING if c in table], dropna=False, sort=True).ngroup() if any(
         c in table for c in _SETTING) else 0  # fmt: skip
     arms = tuple(dict.fromkeys(zip(table["architecture"], table["parametrization"], strict=True)))
@@ -147,6 +152,8 @@ def _arrange(table: pd.DataFrame, refused: dict[Arm, str], findings: list[str]) 
     cells = first[columns].first().reset_index(drop=True)
     cells["arm"] = [arms.index((a, p)) for a, p in zip(cells["architecture"], cells["parametrization"], strict=True)]
     cells["initial"] = first["loss_initial"].mean().to_numpy() if "loss_initial" in table else np.nan
+    if "floor" in table:
+        cells["floor"] = first["floor"].mean().to_numpy()
     base = cells.groupby("ladder")["depth"].transform("min")
     cells["x"] = np.log(cells["depth"].astype(float) / base.astype(float))
     # Learning rates that differ by less than a part in 10^6 are one.
@@ -171,8 +178,16 @@ def _arrange(table: pd.DataFrame, refused: dict[Arm, str], findings: list[str]) 
     c, j = table["cell"].to_numpy(), table["j"].to_numpy()
     z[c, j] = table["ln_lr"]
     loss[c, j, table["label"].map(index).to_numpy()] = table["y"]
+    cells["same_as"] = same_runs(cells, z, loss)
+    findings += told(cells, arms)
     paired = _paired(table, cells, loss, known, findings)
-    return Grids(arms, cells, z, loss, seeds, paired, refused, tuple(findings))
+    return Grids(arms, cells, z, loss, seeds, paired, checked.refused, tuple(findings), (), checked.verdicts)
+
+
+def _unfinished(runs: pd.DataFrame) -> list[str]:
+    """What the reader of a training folder said about runs that have not ended: an edge of the grid may only be late."""
+    said = (re.search(r"([\d,]+) unfinished runs?\b", note) for note in runs.attrs.get("notes", ()))
+    return [f"{m[1]} unfinished runs are left out: let them end before extending a grid" for m in said if m]
 
 
 def _losses(table: pd.DataFrame, above: float | None, findings: list[str]) -> pd.Series:
@@ -224,49 +239,29 @@ def _paired(
     if not known:
         findings.append("pairing unknown: the table has no seeds")
         return None
+    for column in (c for c in _DATA_ORDER if c in table):
+        orders = table[column].astype(str).groupby(table["seed"]).nunique()
+        if orders.max() > 1:
+            findings.append(
+                f"not paired: runs of seed {orders.idxmax():g} differ in {column}: they read their data in another order"
+            )
+            return False
+    for column in (c for c in _RECIPE if c in table):
+        own = table.groupby(["architecture", "parametrization"])[column].agg(
+            lambda v: ", ".join(sorted(set(v.astype(str))))
+        )
+        if len(own.unique()) > 1:
+            findings.append(f"arms differ in {column}: the contrasts between them hold what that does too")
     there: NDArray[np.bool_] = np.any(~np.isnan(loss), axis=1)  # [C, S]
     for (ladder, depth), rows in cells.groupby(["ladder", "depth"]).groups.items():
-        own = there[np.asarray(rows, dtype=int)]
-        if (own != own[0]).any():
+        had = there[np.asarray(rows, dtype=int)]
+        if (had != had[0]).any():
             findings.append(f"not paired: at depth {depth:g} ({ladder}) the arms have different seeds")
             return False
     if "corpus_fingerprint" not in table or table["corpus_fingerprint"].isna().any():
         findings.append("same seeds in all arms; whether the data are the same is not logged (no corpus_fingerprint)")
         return None
     return True
-
-
-def _refused(
-    table: pd.DataFrame, checks: Sequence[CoordinateCheck], naive: str, findings: list[str]
-) -> dict[Arm, str]:  # fmt: skip
-    out: dict[Arm, str] = {}
-    arms = dict.fromkeys(zip(table["architecture"], table["parametrization"], strict=True))
-    if not checks:
-        if any(p.split(";")[0] not in (naive, UNNAMED) for _, p in arms):
-            findings.append("no coordinate checks were given: that the scaled arms do scale is not shown")
-        return out
-    for arm in arms:
-        own = [c for c in checks if (c.architecture, arm_name(c)) == arm]
-        bad = [c for c in own if c.verdict == "fail"]
-        open_ = [c for c in own if c.verdict == "more seeds"]
-        who = " / ".join(arm)
-        if arm[1].split(";")[0] == naive:
-            continue
-        if bad:
-            out[arm] = f"its coordinate check over {bad[0].axis} failed ({bad[0].trainable} tensors)"
-            findings.append(f"refused {who}: {out[arm]}")
-        elif open_:
-            findings.append(f"{who}: its coordinate check over {open_[0].axis} is open (more seeds)")
-        elif not own:
-            findings.append(f"{who}: no coordinate check was given")
-    return out
-
-
-def arm_name(check: CoordinateCheck) -> str:
-    """Name that a run table gives to the parametrization of a check: native(lns) is `native`, changes come after `;`."""
-    name, _, changes = check.parametrization.partition(": ")
-    name = "native" if name.startswith("native(") else name
-    return "; ".join([name, changes]) if changes else name
 
 
 def _without_rates(table: pd.DataFrame) -> Grids:

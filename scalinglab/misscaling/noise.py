@@ -159,7 +159,8 @@ def read_curves(
         place = np.where(known, curves.optimum[..., index], np.nan)
         centre = np.where(known, point.optimum[..., index], np.nan)
         inside = (centre >= point.low) & (centre <= point.high)
-        read = curves.at(np.where(known, place, 0.0))
+        somewhere = np.isfinite(place)  # a parabola without a minimum has it nowhere
+        read = np.where(somewhere, curves.at(np.where(somewhere, place, 0.0)), np.nan)
         outside = interpolate(z, y, np.where(np.isfinite(place), place, -1e9))
         out = np.where(inside, read, np.where(np.isposinf(outside), cap, outside))
         return np.where(known, out, np.nan)

@@ -12,23 +12,26 @@ import pandas as pd
 from scalinglab.coordinates import CoordinateCheck
 from scalinglab.errors import ConfigError, FitError
 from scalinglab.misscaling.contrasts import Roles
-from scalinglab.misscaling.curves import STATUS, interpolate
 from scalinglab.misscaling.drift import drift_table
 from scalinglab.misscaling.engine import Analysis, Method, analyse, decide_again
+from scalinglab.misscaling.fitness import cautions, other_curves
 from scalinglab.misscaling.hierarchy import Hierarchy, fit_hierarchy
+from scalinglab.misscaling.identical import repeated
 from scalinglab.misscaling.intake import Arm, Grids, take_in
-from scalinglab.misscaling.rules import Margins, Verdict, overall, readings
+from scalinglab.misscaling.reasons import (
+    fixed_losses,
+    lost_envelopes,
+    missing_arms,
+    pattern,
+    precision,
+    recipes,
+    shares,
+)
+from scalinglab.misscaling.rules import MEANING, Margins, Verdict, overall
 from scalinglab.misscaling.sensitivity import sensitivity
 from scalinglab.misscaling.suspects import rank_suspects
 from scalinglab.misscaling.tables import decomposition_table, envelope_table
 
-_ADVICE = {
-    "boundary": "the best learning rate is the smallest or largest tried; extend the grid",
-    "one-sided": "too few learning rates on one side of the best; extend the grid",
-    "too few": "too few learning rates within {window:g} nats of the best; sweep more finely, or widen the window",
-    "no optimum": "the curve has no minimum inside its window; extend the grid or add seeds",
-    "diverged": "every run diverged; sweep smaller learning rates",
-}
 TAUS = (0.0, 0.003, 0.006)  # SDs of shapes about a line under which the verdict is told again
 
 
@@ -39,7 +42,7 @@ class MisscalingReport:
     verdict : over all candidates. verdicts : per candidate architecture ("" where there is none). reasons : why, and what is
     missing. envelopes : optimum and best loss of each arm and shape. drift : of the optimum with depth and width.
     decomposition : U, V, M, W and the depth gains. sensitivity : to the learning rate. suspects : table entries that would
-    have to be wrong. by_tau : the verdict under given SDs of shapes. hierarchy : one model of all runs; None if it can't be fit.
+    have to be wrong. by_tau, by_curve : the verdict under given SDs of shapes, and other curves. hierarchy : one model of all runs; None if it can't be fit.
     roles, grids, analysis, margins, method : what was compared and how.
     """
 
@@ -52,6 +55,7 @@ class MisscalingReport:
     sensitivity: pd.DataFrame
     suspects: pd.DataFrame
     by_tau: pd.DataFrame
+    by_curve: pd.DataFrame
     hierarchy: Hierarchy | None
     roles: Roles
     grids: Grids
@@ -61,12 +65,14 @@ class MisscalingReport:
 
     def summary(self) -> str:
         """The report as text."""
-        lines = [f"Mis-scaling: {self.verdict}"]
+        lines = [f"Mis-scaling: {self.verdict}: {MEANING[self.verdict]}"]
         lines += [f"  {a}: {v}" for a, v in self.verdicts.items() if a]
+        lines += ["", self.basis] if self.basis else []
+        lines += _envelope_lines(self.envelopes)
         for title, table, columns in (
             ("Depth gains and their differences, nats per e-fold of depth", self.decomposition, ["name", "estimate", "se", "low", "high", "p_adj", "state"]),
             ("Drift of ln optimal learning rate", self.drift, ["architecture", "parametrization", "axis", "slope", "se", "low", "high", "held"]),
-            ("Which entry would have to be wrong", self.suspects, ["entry", "exponent", "needed", "needed_se", "misfit", "p"]),
+            ("Which entry would have to be wrong", self.suspects, ["entry", "exponent", "tried", "needed", "needed_se", "misfit", "p", "check"]),
         ):  # fmt: skip
             if len(table):
                 lines += [
@@ -76,6 +82,18 @@ class MisscalingReport:
                 ]
         lines += ["", "Reasons", *(f"  {r}" for r in self.reasons)]
         return "\n".join(lines)
+
+    @property
+    def basis(self) -> str:
+        """Runs and their noise in a sentence; empty where nothing was analysed."""
+        if self.analysis is None:
+            return ""
+        made, count = self.analysis, int(self.grids.tried[~repeated(self.grids.cells)].sum())
+        if not np.isfinite(made.noise.sigma):
+            return f"{count} runs, too few to tell their noise"
+        line = f", shapes about a line by {float(made.tau):.2g}" if np.isfinite(made.tau) else ""
+        df = int(np.max(made.noise.df))
+        return f"{count} runs, which scatter about their curves by {float(made.noise.sigma):.2g} nats (SD, {df} degrees of freedom){line}; {made.how.told}"
 
     def to_frame(self) -> pd.DataFrame:
         """The decomposition: one row per contrast."""
@@ -137,7 +155,7 @@ def misscaling(
     margins, method = margins or Margins(), method or Method()
     generator = np.random.default_rng(rng)
     wanted = [scaled] if isinstance(scaled, str) else list(scaled)
-    grids = take_in(runs, checks=checks, naive=naive, diverged_above=diverged_above)
+    grids = take_in(runs, checks=checks, naive=naive, scaled=wanted, diverged_above=diverged_above)
     if not len(grids.cells):
         return _unanswered(grids, margins, method)
     notes: list[str] = []
@@ -150,15 +168,18 @@ def misscaling(
     verdicts = {a: str(v) for a, v in made.verdicts.items()}
     verdict = overall(verdicts)
     by_tau = _by_tau(grids, made, roles, method, margins)
+    by_curve = other_curves(grids, roles, method, margins, generator)
     hierarchy = _hierarchy(grids, made, notes) if hierarchical else None
     reasons = [
         *notes,
-        *_missing(grids, roles, made),
-        *_why(made, roles, verdicts, mechanism),
-        *_fixed(grids, roles, made),
-        *_shares(made, roles),
-        *_recipes(made, roles, margins),
-        *_boundaries(grids, made, method.window),
+        *missing_arms(grids, roles, made),
+        *pattern(made, roles, verdicts, mechanism),
+        *fixed_losses(grids, roles, made),
+        *shares(made, roles),
+        *recipes(made, roles, margins),
+        *precision(made, margins),
+        *cautions(grids, made.curves, method.window),
+        *lost_envelopes(grids, made, method),
     ]
     if grids.paired is False and verdict != "inconclusive":
         reasons.insert(
@@ -168,12 +189,15 @@ def misscaling(
     changed = [f"{r.tau:g}: {r.verdict}" for r in by_tau.itertuples() if r.verdict != verdict]
     if changed:
         reasons.append("the verdict depends on how far shapes lie off a line (tau): " + ", ".join(changed))
+    changed = [f"{r.model} within {r.window:g}: {r.verdict}" for r in by_curve.itertuples() if r.verdict != verdict]
+    if changed:
+        reasons.append("the verdict depends on the curve (model, window in nats): " + ", ".join(changed))
     usable = made.curves.usable
     return MisscalingReport(
         verdict, verdicts, (*reasons, *grids.findings), envelope_table(grids, made, method),
         drift_table(grids.cells, made.point.optimum, made.cov[:C, :C], usable, margin=margins.drift,
                     noise_df=made.how.df),
-        decomposition_table(made, roles, margins), sensitivity(grids, made.curves), rank_suspects(made, roles, grids.arms), by_tau,
+        decomposition_table(made, roles, margins), sensitivity(grids, made.curves), rank_suspects(made, roles, grids.cells, grids.checked), by_tau, by_curve,
         hierarchy, roles, grids, made, margins, method,
     )  # fmt: skip
 
@@ -246,113 +270,20 @@ def _hierarchy(grids: Grids, made: Analysis, notes: list[str]) -> Hierarchy | No
     return found
 
 
-def _missing(grids: Grids, roles: Roles, made: Analysis) -> list[str]:
-    out = list(grids.missing)
-    if roles.naive is None:
-        out.append("no naive arm of the reference: U, V and M (mis-scaling) cannot be told")
-    if roles.scaled is None:
-        out.append("no scaled arm of the reference: V, M and W cannot be told")
-    if not roles.candidates:
-        out.append(
-            "no candidate architecture with a scaled arm: W cannot be told, so that no verdict on the architecture is possible"
-        )
-        states = made.states.get("", {})
-        if str(states.get("M")) == "superior" and str(states.get("drift naive")) == "beyond":
-            out.append("what the reference's own arms decide: it is mis-scaled (M superior, the naive optimum drifts)")
-        elif str(states.get("M")) == "equivalent":
-            out.append(
-                "what the reference's own arms decide: mis-scaling is worth less than the margin (M equivalent to 0)"
-            )
-    if made.made.df < 1 and roles.compared:
-        out.append("two depths leave nothing to tell how far shapes lie off a line: three or more are needed")
-    if roles.compared and len(made.made.weights) < len(roles.compared):
-        lost = [" / ".join(a) for a in roles.compared if a not in made.made.weights]
-        out.append(
-            f"no depth gain for {', '.join(lost)}: too few depths, shared by all arms, have their optimum inside the grid"
-        )
-    return out
-
-
-def _why(made: Analysis, roles: Roles, verdicts: Mapping[str, str], mechanism: Mapping[str, bool] | None) -> list[str]:
-    out = []
-    for name, states in made.states.items():
-        who = f"{name}: " if name else ""
-        if states:
-            out.append(who + ", ".join(f"{k} {v}" for k, v in states.items()))
-        out += [f"{who}{text}" for text in readings(states)]
-        if verdicts.get(name) in ("H_arch", "both"):
-            known = None if mechanism is None else mechanism.get(name)
-            if known is None:
-                out.append(
-                    f"{who}provisional: that a measure of depth use moves too (layer removal, linearised blocks) is not shown"
-                )
-            elif not known:
-                out.append(f"{who}in doubt: no measure of depth use moves with the gain")
-    return out
-
-
-def _recipes(made: Analysis, roles: Roles, margins: Margins) -> list[str]:
-    """Architectures whose depth gain hangs on the recipe: it changes by more than half, or its sign, and significantly."""
-    out = []
-    own = {"M": (roles.naive, roles.scaled)} | {
-        f"M_own:{a}": (roles.naive_of.get(a), roles.scaled_of.get(a)) for a in roles.candidates
-    }
-    for name, (naive, scaled) in own.items():
-        if name not in made.gains or naive is None or scaled is None or (naive, "fixed") not in made.depth_gains:
-            continue
-        one, other = (float(made.depth_gains[k].estimate) for k in ((naive, "fixed"), (scaled, "tuned")))
-        if float(made.gains[name].p()) <= margins.alpha and (one * other < 0 or abs(other - one) > 0.5 * abs(other)):
-            out.append(
-                f"{scaled[0]}: RECIPE_LIMITED: its depth gain is {one:.3g} naive at one rate and {other:.3g} scaled and tuned"
-            )
-    return out
-
-
-def _boundaries(grids: Grids, made: Analysis, window: float) -> list[str]:
-    out = []
-    for i in np.flatnonzero(~made.curves.usable)[:20]:
-        cell = grids.cells.iloc[i]
-        out.append(
-            f"no envelope: {cell['architecture']} / {cell['parametrization']} at depth {cell['depth']:g}, width {cell['width']:g}: "
-            f"{_ADVICE[STATUS[int(made.curves.status[i])]].format(window=window)}"
-        )
-    more = int((~made.curves.usable).sum()) - len(out)
-    return [*out, f"and {more} more such shapes"] if more > 0 else out
+def _envelope_lines(table: pd.DataFrame) -> list[str]:
+    """Optima as text; the reasons say more about those that weren't located."""
+    if not len(table):
+        return []
+    keys = ["architecture", "parametrization", "depth", "width"]
+    shown = table[[*keys, "status", "optimum_lr", "low", "high", "minimum", "minimum_se", "diverged"]]
+    return [
+        "",
+        "Optimal learning rate and loss there",
+        shown.to_string(index=False, float_format=lambda v: f"{v:.4g}", na_rep="-"),
+    ]
 
 
 def _unanswered(grids: Grids, margins: Margins, method: Method) -> MisscalingReport:
     empty = pd.DataFrame()
-    return MisscalingReport("inconclusive", {}, grids.missing, empty, empty, empty, empty, empty, empty, None,
+    return MisscalingReport("inconclusive", {}, grids.missing, empty, empty, empty, empty, empty, empty, empty, None,
                             Roles(None, None, (), {}, {}), grids, None, margins, method)  # fmt: skip
-
-
-def _fixed(grids: Grids, roles: Roles, made: Analysis) -> list[str]:
-    """Where the loss of the naive arm at one fixed rate is unknown or a bound."""
-    out = []
-    rows = [i for i, a in enumerate(grids.arm) if grids.arms[a] == roles.naive and made.curves.usable[i]]
-    base = made.curves.optimum[made.base]
-    there = interpolate(
-        grids.z, np.where(np.isnan(grids.mean), np.inf, grids.mean), np.where(np.isfinite(base), base, -1e9)
-    )
-    for i in rows:
-        depth = f"depth {grids.cells['depth'].iloc[i]:g}"
-        if np.isnan(made.point.fixed[i]):
-            out.append(
-                f"at {depth} the optimum of the smallest depth was not tried: U and M are unknown; extend its learning rates"
-            )
-        elif np.isposinf(there[i]) and not made.curves.low[i] <= base[i] <= made.curves.high[i]:
-            out.append(
-                f"at {depth} the optimum of the smallest depth diverges: the worst finite loss stands for it, U and M are lower bounds"
-            )
-    return out
-
-
-def _shares(made: Analysis, roles: Roles) -> list[str]:
-    """M / (M + W), how much of the gap is mis-scaling, where both are positive: otherwise it is no share."""
-    out = []
-    for a in roles.candidates:
-        if "M" in made.gains and f"W:{a}" in made.gains:
-            m, w = float(made.gains["M"].estimate), float(made.gains[f"W:{a}"].estimate)
-            if m > 0 and w > 0:
-                out.append(f"{a}: M / (M + W) = {m / (m + w):.2f}")
-    return out

@@ -66,6 +66,10 @@ TABLE: tuple[Rule, ...] = (  # the first that matches decides
     Rule("neither", {"W": ("equivalent",), "M": ("equivalent",)}, "no depth benefit is left to explain at this scale"),
 )
 
+MEANING: Mapping[Verdict, str] = {rule.verdict: rule.meaning for rule in TABLE} | {
+    "inconclusive": "these runs decide neither way; the reasons say what they lack"
+}
+
 READINGS: tuple[Rule, ...] = (  # all that match are told; the verdict says with which they can come
     Rule("H_misscale", {"U": ("superior",), "V": ("equivalent",)}, "mis-scaling is of the learning rate only: to tune it again at each depth suffices"),
     Rule("H_misscale", {"V": ("superior",), "U": ("equivalent",)},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -19,13 +19,14 @@ from scalinglab.config import Scaling, Sweep
 from scalinglab.errors import ConfigError
 from scalinglab.misscaling.contrasts import Roles
 from scalinglab.misscaling.engine import Analysis
+from scalinglab.misscaling.identical import together
 from scalinglab.misscaling.intake import Arm
-from scalinglab.parametrization import Parametrization, parametrization
+from scalinglab.parametrization import ATTENTION, BRANCH, Parametrization, parametrization
 
 Axis = Literal["depth", "width", "fan_in"]
 
 QUANTITIES = ("lr", "init_std", "forward")
-COLUMNS = ("entry", "exponent", "tried", "needed", "needed_se", "misfit", "df", "p", "how")
+COLUMNS = ("entry", "exponent", "tried", "needed", "needed_se", "misfit", "df", "p", "check", "how")
 _CHANGE = re.compile(r"^(?P<entry>\S+) (?P<name>\w+) (?P<old>\S+) -> (?P<new>\S+)$")
 
 
@@ -93,12 +94,15 @@ def with_alternatives(
     return msgspec.structs.replace(sweep, parametrizations=[*there, *chosen])
 
 
-def rank_suspects(analysis: Analysis, roles: Roles, arms: Sequence[Arm]) -> pd.DataFrame:
+def rank_suspects(
+    analysis: Analysis, roles: Roles, cells: pd.DataFrame, checked: Mapping[Arm, str] | None = None
+) -> pd.DataFrame:
     """Entries ranked by how well a mistake in them explains the naive arm of the reference.
 
     For an arm with one exponent moved by e, (drift, tuned depth gain) moved by r; a mistake of size k would give k r / e. `needed` is
     the k that fits the difference between naive and scaled arm best (generalised least squares), `misfit` what is left
-    (chi-square on df), `tried` the e of the arm. Noise in r itself is left out of the misfit: a hint, no test.
+    (chi-square on df), `tried` the e of the arm, `check` the verdict of its coordinate check (one that passed can't see this
+    mistake). An arm in which nothing moved has no `needed`. Noise in r itself is left out of the misfit: a hint, no test.
 
     The first row needs no arm: if every learning rate were off by one power of depth, that power would be the drift.
 
@@ -113,37 +117,39 @@ def rank_suspects(analysis: Analysis, roles: Roles, arms: Sequence[Arm]) -> pd.D
     drift = analysis.drifts[roles.naive]
     rows.append({
         "entry": "every learning rate", "exponent": "depth", "tried": math.nan, "needed": float(drift.estimate),
-        "needed_se": float(drift.se), "misfit": math.nan, "df": 0, "p": math.nan,
+        "needed_se": float(drift.se), "misfit": math.nan, "df": 0, "p": math.nan, "check": "",
         "how": "the base optimum moves against a common factor, by algebra",
     })  # fmt: skip
     if roles.scaled is None or roles.scaled not in analysis.drifts:
         return pd.DataFrame(rows, columns=list(COLUMNS))
     from scipy.special import chdtrc
 
+    apart, omega = _signature(analysis, roles.naive, roles.scaled, cells)
+    inverse = np.linalg.inv(omega)
     found = []
-    for arm in arms:
-        if arm[0] != roles.scaled[0] or not arm[1].startswith(f"{roles.scaled[1]}; ") or arm not in analysis.drifts:
-            continue
-        change = _CHANGE.match(arm[1].partition("; ")[2])
-        if change is None:
+    for arm in analysis.drifts:
+        change = _CHANGE.match(arm[1].removeprefix(f"{roles.scaled[1]}; "))
+        if arm[0] != roles.scaled[0] or not arm[1].startswith(f"{roles.scaled[1]}; ") or change is None:
             continue
         size = float(change["new"]) - float(change["old"])
-        apart, omega = _signature(analysis, roles.naive, roles.scaled)
-        response = _signature(analysis, arm, roles.scaled)[0] / size
-        inverse = np.linalg.inv(omega)
+        response = _signature(analysis, arm, roles.scaled, cells)[0] / size
         strength = float(response @ inverse @ response)
-        needed = float(response @ inverse @ apart) / strength
-        left = apart - needed * response
-        misfit, df = float(left @ inverse @ left), len(apart) - 1
+        needed = float(response @ inverse @ apart) / strength if strength > 0 else math.nan
+        left = apart - needed * response if strength > 0 else apart
+        misfit, df = float(left @ inverse @ left), len(apart) - (strength > 0)
         found.append({
             "entry": change["entry"], "exponent": change["name"], "tried": size, "needed": needed,
-            "needed_se": strength**-0.5, "misfit": misfit, "df": df, "p": float(chdtrc(df, misfit)), "how": "arm trained with it",
+            "needed_se": strength**-0.5 if strength > 0 else math.nan, "misfit": misfit, "df": df,
+            "p": float(chdtrc(df, misfit)), "check": (checked or {}).get(arm, ""), "how": "arm trained with it",
         })  # fmt: skip
     return pd.DataFrame([*sorted(found, key=lambda r: r["misfit"]), *rows], columns=list(COLUMNS))
 
 
-def _signature(analysis: Analysis, arm: Arm, scaled: Arm) -> tuple[np.ndarray, np.ndarray]:
-    """(drift, tuned gain) of an arm less those of the scaled one, and the covariance. Losses at fixed rates are quadratic in the drift."""
+def _signature(
+    analysis: Analysis, arm: Arm, scaled: Arm, cells: pd.DataFrame
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """(drift, tuned gain) of an arm less those of the scaled one, and the covariance. Losses at fixed rates are quadratic in
+    the drift."""
     C = len(analysis.curves.centre)
     w = analysis.drift_made.weights[arm] - analysis.drift_made.weights[scaled]
     zero = np.zeros(C)
@@ -152,17 +158,20 @@ def _signature(analysis: Analysis, arm: Arm, scaled: Arm) -> tuple[np.ndarray, n
     W = np.stack(rows)
     used = np.flatnonzero(W.any(0))
     cov = W[:, used] @ analysis.cov[np.ix_(used, used)] @ W[:, used].T
-    shapes = float(w @ w)
+    shapes = float(np.sum(together(cells, w) ** 2))
     cov[0, 0] += float(analysis.drift_tau) ** 2 * shapes
     cov[1:, 1:] += float(np.nan_to_num(analysis.tau)) ** 2 * shapes
     return W[:, used] @ values[used], cov + 1e-12 * np.eye(len(rows))
 
 
 def _entries(plain: Parametrization, quantities: Sequence[str], locations: Sequence[str]) -> list[str]:
-    out = ["branch_multiplier"]
+    """Entries that act on something: forward multipliers are those of the input, the branches and the readout alone."""
+    out = [BRANCH, ATTENTION] if "forward" in quantities else []
     for key, exponents in plain.table.items():
         role, _, rest = key.partition(".")
         location, _, quantity = rest.partition(".")
-        if quantity in quantities and location in locations and exponents.factor != 0 and role:
+        if quantity not in quantities or location not in locations or exponents.factor == 0:
+            continue
+        if quantity != "forward" or role in ("input", "readout"):
             out.append(key)
     return out

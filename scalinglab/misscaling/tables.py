@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from scalinglab.hypotheses import tost
+from scalinglab.misscaling.advice import advice
 from scalinglab.misscaling.contrasts import Estimate, Roles
 from scalinglab.misscaling.curves import STATUS, Array
 from scalinglab.misscaling.engine import Analysis, Method
@@ -28,7 +29,7 @@ def envelope_table(grids: Grids, made: Analysis, method: Method, *, level: float
     Columns: those of the cells; status; optimum_lr with low and high (percentiles of the bootstrap) and ln_optimum, ln_se;
     fieller_low, fieller_high (of the parabola at the optimum; infinite where the optimum is not located); minimum,
     minimum_se (with what seeds move the whole shape by), curvature, cubic; fixed (loss at the optimum of the smallest
-    depth), rates, runs, diverged. What a refused shape has is NaN.
+    depth), rates, runs, diverged, advice (what to train where there is no optimum). What a refused shape has is NaN.
     """
     C, c = len(grids.cells), made.curves
     ok = c.usable
@@ -53,6 +54,7 @@ def envelope_table(grids: Grids, made: Analysis, method: Method, *, level: float
         minimum=shown(c.minimum), minimum_se=shown(np.sqrt(se[C : 2 * C] ** 2 + row)), curvature=shown(c.curvature),
         cubic=shown(c.coefficients[..., 3]), fixed=made.point.fixed, rates=np.isfinite(grids.z).sum(-1),
         runs=grids.count.sum(-1).astype(int), diverged=np.isposinf(grids.loss).sum((-2, -1)),
+        advice=[advice(grids, c, i, sides=method.sides, window=method.window) for i in range(C)],
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ _FIGURES = (
     *("loss_vs_scale", "isoflop", "shape_valley", "residuals", "profile", "frontier", "forest", "coords"),
     *("depth_forest", "depth_interaction", "depth_equivalence", "depth_power", "depth_specifications"),
     *("lr_envelope", "lr_drift", "decomposition"),
+    "pooled_forest",
     *("depth_profile", "layer_removal", "FIGURES", "figure", "save_figure"),
 )
 _TABLES = ("parameter_table", "law_table", "comparison_table", "to_markdown", "to_latex", "to_csv", "to_html")

@@ -11,6 +11,7 @@ from scalinglab.report.figures.power import depth_power
 from scalinglab.report.figures.profiles import profile
 from scalinglab.report.figures.rates import decomposition, lr_drift, lr_envelope
 from scalinglab.report.figures.remainder import residuals
+from scalinglab.report.figures.replications import pooled_forest
 from scalinglab.report.figures.specification import depth_specifications
 from scalinglab.report.figures.valley import shape_valley
 from scalinglab.report.registry import FIGURES, figure, save_figure
@@ -33,6 +34,7 @@ __all__ = [
     "loss_vs_scale",
     "lr_drift",
     "lr_envelope",
+    "pooled_forest",
     "profile",
     "residuals",
     "save_figure",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator, ScalarFormatter
 from numpy.typing import NDArray
 
 from scalinglab.errors import ConfigError
@@ -50,7 +52,7 @@ def depth_forest(report: DepthReport, *, width: style.Width = "page") -> Figure:
     page = style.inches(width) > 5
     made = style.new_figure(width, 0.85 + (0.24 if page else 0.31) * len(effects))
     ax = made.add_subplot()
-    margin = outcome.margin if report.options.estimand != "E1s" else math.nan
+    margin = effects[0].of_gap(outcome.margin)
     if math.isfinite(margin):
         ax.axvspan(-margin, margin, color=style.PALE, alpha=0.55, lw=0, zorder=-1)
     ax.axvline(0, color=style.GREY, lw=0.6, zorder=0)
@@ -67,7 +69,7 @@ def depth_forest(report: DepthReport, *, width: style.Width = "page") -> Figure:
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
     ax.set_xlabel(f"{TITLES[report.options.estimand]} ({UNITS[report.options.estimand]})")
-    ax.xaxis.set_major_locator(MaxNLocator(nbins=7 if page else 5, steps=[1, 2, 2.5, 5, 10]))
+    few_ticks(ax.xaxis, 7 if page else 5)
     digits = decimals([x.se for x in effects])
     for k, e in enumerate(effects):
         label = report.verdicts[e.architecture].label
@@ -89,7 +91,8 @@ def depth_forest(report: DepthReport, *, width: style.Width = "page") -> Figure:
         va="bottom",
     )
     ax.text(0.99, 1.01, "deeper is better \N{RIGHTWARDS ARROW}", transform=ax.transAxes, fontsize=style.SMALL, color=style.GREY, ha="right", va="bottom")  # fmt: skip
-    band = f"Grey: margin of equivalence, ±{margin:.2g} nats ({100 * report.options.margin:g}\u00a0% compute). " if math.isfinite(margin) else ""  # fmt: skip
+    unit = "nats per e-fold of depth" if report.options.estimand == "E1s" else "nats"
+    band = f"Grey: margin of equivalence, ±{margin:.2g} {unit} ({100 * report.options.margin:g}\u00a0% compute). " if math.isfinite(margin) else ""  # fmt: skip
     style.footnote(
         made,
         f"{band}Thin bars 95\u00a0%, thick 90\u00a0% intervals ({effects[0].method}). Hollow: the design doesn't bear a claim.",
@@ -110,10 +113,17 @@ def decimals(errors: list[float]) -> int:
 
 
 @figure("depth_interaction")
-def depth_interaction(report: DepthReport, *, width: style.Width = "page", level: float = 0.95) -> Figure:
+def depth_interaction(
+    report: DepthReport,
+    *,
+    width: style.Width = "page",
+    level: float = 0.95,
+    curves: Sequence[ShapeCurve] | None = None,
+) -> Figure:
     """Loss against shape, a panel per architecture: cell means, single seeds, fitted curve with band, and the reference's curve.
 
     The axis is depth where one size was trained, else the aspect ratio width/depth, deeper to the right.
+    curves : those of `shape_curves(report)`, where they are at hand.
 
     Raises
     ------
@@ -121,7 +131,7 @@ def depth_interaction(report: DepthReport, *, width: style.Width = "page", level
         Not a depth report, or one without a depth contrast.
     """
     outcome = checked(report)
-    curves = shape_curves(report)
+    curves = shape_curves(report) if curves is None else curves
     by_depth = _one_size(curves)
     reference = next((c for c in curves if c.architecture == report.options.reference and len(c.loss)), None)
     made, axes = panels(width, len(curves), report)
@@ -174,11 +184,17 @@ def _points(outcome: Outcome, by_depth: bool) -> str:
 
 
 @figure("depth_equivalence")
-def depth_equivalence(report: DepthReport, *, width: style.Width = "page", level: float = 0.95) -> Figure:
+def depth_equivalence(
+    report: DepthReport,
+    *,
+    width: style.Width = "page",
+    level: float = 0.95,
+    curves: Sequence[ShapeCurve] | None = None,
+) -> Figure:
     """Loss above the best shape, with its one-sided upper limit, against the margin of equivalence.
 
     Titles say what the simultaneous test over all pairs of shapes says ("shape hardly matters" is `within margin`); see
-    `hypotheses.sup_equivalence`.
+    `hypotheses.sup_equivalence`. curves : those of `shape_curves(report)`, where they are at hand.
 
     Raises
     ------
@@ -186,7 +202,8 @@ def depth_equivalence(report: DepthReport, *, width: style.Width = "page", level
         Not a depth report, or a design without a fitted curve.
     """
     outcome = checked(report)
-    curves = [c for c in shape_curves(report) if len(c.loss) and np.isfinite(c.cov).all()]
+    every = shape_curves(report) if curves is None else curves
+    curves = [c for c in every if len(c.loss) and np.isfinite(c.cov).all()]
     if not curves:
         raise ConfigError("equivalence over shapes needs a fitted curve: three or more shapes per architecture")
     by_depth = _one_size(curves)
@@ -274,6 +291,12 @@ def panels(width: style.Width, count: int, report: DepthReport) -> tuple[Figure,
     return made, flat[:count]
 
 
+def few_ticks(axis: Axis, most: int, *, steps: Sequence[float] = (1, 2, 2.5, 5, 10)) -> None:
+    """Round linear ticks, written as text: as mathtext, the default of the style, each label would be parsed."""
+    axis.set_major_locator(MaxNLocator(nbins=most, steps=list(steps)))
+    axis.set_major_formatter(ScalarFormatter(useMathText=False))
+
+
 def sides(axes: list[Axes], count: int, x: str, y: str) -> None:
     """Axis labels at the left and at the lowest panel of each column only."""
     grid = axes[0].get_subplotspec()
@@ -286,7 +309,7 @@ def sides(axes: list[Axes], count: int, x: str, y: str) -> None:
             ax.tick_params(labelbottom=True)
 
 
-def _one_size(curves: list[ShapeCurve]) -> bool:
+def _one_size(curves: Sequence[ShapeCurve]) -> bool:
     """Whether each depth stands for one shape: then depth is the axis that people think in."""
     every = {
         (d, round(math.log(r), 6)) for c in curves for d, r in zip(c.cells["depth"], c.cells["aspect"], strict=True)
@@ -304,7 +327,7 @@ def _label(by_depth: bool) -> str:
 
 
 def _frame(
-    axes: list[Axes], curves: list[ShapeCurve], by_depth: bool, seen: list[Array], *, zero: bool = False
+    axes: list[Axes], curves: Sequence[ShapeCurve], by_depth: bool, seen: list[Array], *, zero: bool = False
 ) -> None:
     every = np.concatenate([_abscissa(c, by_depth)[1] for c in curves])
     values = np.concatenate(seen)
@@ -322,7 +345,7 @@ def _frame(
             style.log_axis(ax, "x", "plain", most=4)
             ax.set_xlim(*sorted(ax.get_xlim(), reverse=True))
         ax.set_ylim(0 if zero else low - pad, high + pad)
-        ax.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
+        few_ticks(ax.yaxis, 5)
 
 
 def _apart(depths: list[float], ax: Axes) -> list[float]:

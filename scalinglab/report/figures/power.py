@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, ScalarFormatter
 from numpy.typing import NDArray
 
 from scalinglab.detection import detectable
 from scalinglab.errors import ConfigError
 from scalinglab.report import style
-from scalinglab.report.figures.benefit import checked, primary, shorten
+from scalinglab.report.figures.benefit import checked, few_ticks, primary, shorten
 from scalinglab.report.registry import figure
 
 if TYPE_CHECKING:
@@ -140,6 +140,8 @@ def depth_power(report: DepthReport, *, width: style.Width = "page") -> Figure:
         ax.axhspan(0, outcome.margin, color=style.PALE, alpha=0.55, lw=0, zorder=-1)
         ax.set_ylim(0, top)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
+        ax.xaxis.set_major_formatter(ScalarFormatter(useMathText=False))
+        few_ticks(ax.yaxis, 7)
     left.set_ylabel("Smallest gap found\n(nats/token)")
     if not page:
         right.set_ylabel("Smallest gap found\n(nats/token)")

@@ -84,9 +84,15 @@ def lr_envelope(
     seeds = len(report.grids.seeds)
     note = (
         f"Points: mean of {seeds} seed{'s' if seeds > 1 else ''}"
-        + (" with standard error" if seeds > 1 else ", no error shown") + "; lines: fits, with points outside their window hollow; bars under the curves: "
-        "optimum and its 95\u00a0% interval; crosses at the top: diverged or off the axis; no bar: optimum not inside what was tried."
+        + (", bars through them: range over seeds" if seeds > 1 else ", no error shown") + "; lines: fits, with points outside their "
+        "window hollow; bars under the curves: optimum and its 95\u00a0% interval, none where it isn't inside what was tried; crosses at "
+        "the top: diverged or off the axis."
     )  # fmt: skip
+    floor = report.grids.cells["floor"][own].min() if "floor" in report.grids.cells else np.nan
+    if np.isfinite(floor) and floor > top[0]:
+        for ax in axes[: len(depths)]:
+            ax.axhline(floor, color=style.GREY, lw=0.7, ls=(0, (1, 2)), zorder=1)
+        note += " Dotted grey line: floor of the corpus."
     style.footnote(made, note)
     return made
 
@@ -110,7 +116,7 @@ def lr_drift(
     shown = _arms(report, arms)
     chosen = _ladder(report, ladder, shown)
     table = report.envelopes
-    made = style.new_figure(width, 2.1 + 0.14 * len(shown))
+    made = style.new_figure(width, 2.1 + 0.14 * sum(2 if ";" in p else 1 for _, p in shown))
     ax = made.add_subplot()
     handles = []
     values: list[float] = []
@@ -136,12 +142,17 @@ def lr_drift(
             line += float(np.mean(own["ln_optimum"].to_numpy(np.float64) - line))
             ax.plot(x, np.exp(line), color=colour, ls=style.dash_of(k), lw=1.0, zorder=1)
             lo, hi = (float(v) for v in e.interval(0.95))
-            label += f": {float(e.estimate):+.2f} [{lo:+.2f}, {hi:+.2f}]".replace("-", "\u2212")
+            label = _wrapped(made, label, f": {float(e.estimate):+.2f} [{lo:+.2f}, {hi:+.2f}]".replace("-", "\u2212"))
         handles.append(
             Line2D([], [], color=colour, marker=style.marker_of(k), ms=4, ls=style.dash_of(k), lw=1.0, label=label)
         )
     if not values:
         raise ConfigError("no shape of these arms has its optimum inside what was tried: there is no drift to draw")
+    located = table[(table["ladder"] == chosen) & np.isfinite(table["ln_optimum"])]
+    if located["depth"].nunique() < 2:
+        raise ConfigError(
+            f"one depth alone ({located['depth'].iloc[0]:g}) has its optimum inside what was tried: there is no drift to draw"
+        )
     finite = np.array([v for v in values if np.isfinite(v)])
     style.set_log_limits(ax, "x", table["depth"].to_numpy(np.float64), pad=0.08)
     style.set_log_limits(ax, "y", finite, pad=0.08)
@@ -211,14 +222,14 @@ def _panel(ax: Axes, report: MisscalingReport, i: int, k: int, top: tuple[float,
     grids, made = report.grids, report.analysis
     assert made is not None
     colour, z = style.colour_of(k), grids.z[i]
-    y, n = grids.mean[i], np.maximum(grids.count[i], 1)
-    se = made.noise.sigma / np.sqrt(n) if len(grids.seeds) > 1 else np.full(len(n), np.nan)
+    y = grids.mean[i]
     off = (y > top[1]) | np.isposinf(y)
     there = np.isfinite(y) & ~off & np.isfinite(z)
     used = made.curves.used[i]
     fill: dict[str, Any] = {"ls": "", "marker": style.marker_of(k), "ms": 3.0, "color": colour, "zorder": 3}
-    if np.isfinite(se[there]).all() and there.any():
-        ax.vlines(np.exp(z[there]), y[there] - se[there], y[there] + se[there], color=colour, lw=0.7, zorder=2)
+    if len(grids.seeds) > 1 and there.any():
+        runs = grids.loss[i][there]
+        ax.vlines(np.exp(z[there]), np.nanmin(runs, -1), np.nanmax(runs, -1), color=colour, lw=0.7, zorder=2)
     ax.plot(np.exp(z[there & used]), y[there & used], **fill)
     ax.plot(np.exp(z[there & ~used]), y[there & ~used], **(fill | {"mfc": "white", "mew": 0.7}))
     if off.any():
@@ -240,7 +251,12 @@ def _limits(report: MisscalingReport, own: NDArray[np.bool_]) -> tuple[float, fl
     mean = report.grids.mean[own]
     best = np.where(np.isfinite(mean), mean, np.inf).min(-1)
     best = best[np.isfinite(best)]
-    low, high = float(best.min()), float(best.max()) + _HEADROOM * report.method.window
+    worst = float(mean[np.isfinite(mean)].max())
+    low, high = (
+        float(best.min()),
+        min(float(best.max()) + _HEADROOM * report.method.window, worst + 0.05 * (worst - float(best.min()))),
+    )
+    high = max(high, low + 1e-6)
     room = 0.28 * (high - low)  # for the bars of the optima
     return low - room, high
 
@@ -296,9 +312,20 @@ def _legend(made: Figure, report: MisscalingReport, shown: Sequence[Arm]) -> Non
 
 
 def _name(report: MisscalingReport, arm: Arm) -> str:
-    if len({p for _, p in report.grids.arms}) == 1:
+    """An arm in as few words as tell it apart; a changed exponent with an arrow."""
+    architectures, parametrizations = ({a[k] for a in report.grids.arms} for k in (0, 1))
+    if len(parametrizations) == 1:
         return arm[0]
-    return " / ".join(arm)
+    named, changed, what = arm[1].partition("; ")
+    change = what.replace("-> ", "\u2192 ").replace("-", "\u2212")
+    told = f"{named}, {change}" if changed else named
+    return told if len(architectures) == 1 else f"{arm[0]} / {told}"
+
+
+def _wrapped(made: Figure, name: str, numbers: str) -> str:
+    """The two on one line, or the numbers on a second one where the figure is too narrow."""
+    fits = int((made.get_figwidth() - 0.6) / 0.052)
+    return name + numbers if len(name + numbers) <= fits else f"{name}\n  {numbers.removeprefix(': ')}"
 
 
 def _label(name: str) -> str:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from scalinglab.errors import ConfigError
 from scalinglab.report import style
-from scalinglab.report.figures.benefit import UNITS, checked, panels, primary, shorten
+from scalinglab.report.figures.benefit import UNITS, checked, few_ticks, panels, primary, shorten
 from scalinglab.report.registry import figure
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ REPORTED = "as reported"
 
 
 def specifications(report: DepthReport) -> pd.DataFrame:
-    """Rows of table T6 that have an estimate, with the reported analysis: analysis, architecture, estimate, se, label, same.
+    """Rows of table T6 that count and have an estimate, with the reported analysis: analysis, architecture, estimate, se, label, same.
 
     Analyses are in the order of their mean distance from the reported estimate, so that what lowers B stands first.
 
@@ -36,7 +37,7 @@ def specifications(report: DepthReport) -> pd.DataFrame:
         for a, e in base.items()
     ]  # fmt: skip
     table = report.tables["T6"]
-    rows = table[table["architecture"].isin(base) & table["estimate"].notna() & (table["label"] != "")]
+    rows = table[table["architecture"].isin(base) & table["estimate"].notna() & table["counts"].astype(bool)]
     if report.options.estimand == "E1s":  # gaps at equal FLOPs are in another unit
         rows = rows[~rows["analysis"].str.startswith("equal FLOPs")]
     out = pd.concat(
@@ -64,6 +65,7 @@ def depth_specifications(report: DepthReport, *, width: style.Width = "page") ->
     outcome = checked(report)
     table = specifications(report)
     names = list(table["analysis"].cat.categories)
+    margin = primary(report)[0].of_gap(outcome.margin)
     if len(names) < 2:
         raise ConfigError("this report was made without re-analyses: make it with reanalyse=True")
     own = [a for a in report.verdicts if (table["architecture"] == a).any()]
@@ -78,30 +80,16 @@ def depth_specifications(report: DepthReport, *, width: style.Width = "page") ->
         rows = table[table["architecture"] == a]
         verdict = report.verdicts[a]
         ax.axvline(0, color=style.GREY, lw=0.5, zorder=0)
-        if report.options.estimand != "E1s":
-            ax.axvspan(-outcome.margin, outcome.margin, color=style.PALE, alpha=0.55, lw=0, zorder=-1)
-        for analysis, x, se, same in zip(rows["analysis"], rows["estimate"], rows["se"], rows["same"], strict=True):
-            k = names.index(analysis)
-            reported = analysis == REPORTED
-            colour = style.INK if reported else style.colour_of(0) if same else style.colour_of(1)
-            outside = not left <= x <= right
-            if np.isfinite(se) and not outside:
-                ax.hlines(k, x - 2 * se, x + 2 * se, color=colour, lw=0.8)
-            marker = "D" if reported else "o" if not outside else "<" if x < left else ">"
-            at = x if not outside else left - room if x < left else right + room
-            ax.plot([at], [k], marker=marker, ms=3.6, mfc=colour if same else "white", mec=colour, mew=0.8, ls="",
-                    label="_same" if same else "_changed", clip_on=False)  # fmt: skip
-            if outside:
-                side = 4 if x < left else -4
-                ax.annotate(f"{x:.2g}".replace("-", "\N{MINUS SIGN}"), (at, k), xytext=(side, 0), textcoords="offset points",
-                            fontsize=6.0, color=style.GREY, va="center", ha="left" if side > 0 else "right")  # fmt: skip
+        if math.isfinite(margin):
+            ax.axvspan(-margin, margin, color=style.PALE, alpha=0.55, lw=0, zorder=-1)
+        _draw(ax, rows, names, left, right, room)
         ax.set_xlim(left - room, right + room)
         told = f"{verdict.stable} of {verdict.analyses}" if verdict.analyses else "no re-analysis"
         ax.set_title(f"{shorten(a, 14 if len(own) > 6 else 22)}: {told}", fontsize=style.SMALL)
         ax.set_yticks(range(len(names)), [shorten(n, 34 if page else 24) for n in names], fontsize=6.0)
         ax.set_ylim(-0.7, len(names) - 0.3)
         ax.tick_params(axis="y", length=0)
-        ax.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 5, 10]))
+        few_ticks(ax.xaxis, 4, steps=(1, 2, 5, 10))
     across = axes[0].get_subplotspec().get_gridspec().ncols  # type: ignore[union-attr]
     for k, ax in enumerate(axes):
         if k + across >= len(own):
@@ -113,6 +101,31 @@ def depth_specifications(report: DepthReport, *, width: style.Width = "page") ->
     style.footnote(made, f"Title: re-analyses with the label of the report. Bars: ±2 standard errors ({unit}); grey: margin. "
                          "Filled: same label; hollow: another label; diamond: as reported.")  # fmt: skip
     return made
+
+
+def _draw(ax: Axes, rows: pd.DataFrame, names: list[str], left: float, right: float, room: float) -> None:
+    """Estimates of one architecture with their bars; one artist per look, which is what makes many panels quick."""
+    x, se = rows["estimate"].to_numpy(np.float64), rows["se"].to_numpy(np.float64)
+    k = np.array([names.index(n) for n in rows["analysis"]])
+    same, reported = rows["same"].to_numpy(bool), (rows["analysis"] == REPORTED).to_numpy()
+    side = np.where(x < left, -1, np.where(x > right, 1, 0))
+    at = np.select([side < 0, side > 0], [left - room, right + room], x)
+    barred = np.isfinite(se) & (side == 0)
+    looks = (
+        (reported, style.INK), (~reported & same, style.colour_of(0)), (~reported & ~same, style.colour_of(1)),
+    )  # fmt: skip
+    for own, colour in looks:
+        if (bars := own & barred).any():
+            ax.hlines(k[bars], (x - 2 * se)[bars], (x + 2 * se)[bars], color=colour, lw=0.8)
+        for where, marker in ((0, "D" if own is reported else "o"), (-1, "<"), (1, ">")):
+            if (points := own & (side == where)).any():
+                ax.plot(at[points], k[points], marker=marker, ms=3.6, mfc=colour if same[points].all() else "white",
+                        mec=colour, mew=0.8, ls="", label="_same" if same[points].all() else "_changed", clip_on=False)  # fmt: skip
+    for value, place, row, off in zip(x, at, k, side, strict=True):
+        if off:
+            ax.annotate(f"{value:.2g}".replace("-", "\N{MINUS SIGN}"), (place, row), xytext=(-4 * off, 0),
+                        textcoords="offset points", fontsize=6.0, color=style.GREY, va="center",
+                        ha="left" if off < 0 else "right")  # fmt: skip
 
 
 def _limits(table: pd.DataFrame) -> tuple[float, float]:

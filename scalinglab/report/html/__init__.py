@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,13 +20,14 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from scalinglab.errors import ConfigError
+from scalinglab.report.depth_curves import ShapeCurve, shape_curves
 from scalinglab.report.figures import FIGURES, save_figure
 from scalinglab.report.figures.benefit import primary
 from scalinglab.report.figures.power import power_of
 from scalinglab.report.html import alt
 from scalinglab.report.html import sections as s
 from scalinglab.report.html.elements import Child, add, el, page
-from scalinglab.report.html.graphics import inline_svg
+from scalinglab.report.html.graphics import file_of, inline_svg
 from scalinglab.tables import write_atomically
 
 if TYPE_CHECKING:
@@ -44,7 +46,8 @@ def html_report(report: DepthReport) -> str:
     ConfigError
         Not a depth report.
     """
-    return _page(report, _drawn(report))
+    curves = _curves(report)
+    return _page(report, curves, _drawn(report, curves))
 
 
 def save_report(
@@ -62,12 +65,13 @@ def save_report(
     bad = [f for f in formats if f not in ("png", "svg", "pdf")]
     if bad:
         raise ConfigError(f"format {bad[0]!r} is not known: figures are png, svg or pdf")
-    drawn = _drawn(report)
-    text = _page(report, drawn)
+    curves = _curves(report)
+    drawn = _drawn(report, curves)
+    text = _page(report, curves, drawn)
     folder = Path(folder)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     written = [
-        save_figure(found["page"], folder / "figures" / f"{name}.{kind}")
+        found.save(folder / "figures" / f"{name}.{kind}")
         for name, found in drawn.items()
         if not isinstance(found, str)
         for kind in formats
@@ -77,28 +81,59 @@ def save_report(
     return written, {name: found for name, found in drawn.items() if isinstance(found, str)}
 
 
-Drawn = dict[str, dict[str, Figure] | str]
+@dataclass(frozen=True)
+class _Figure:
+    """A figure of the report: drawn for the width of a page, and as SVG for wide and for narrow pages."""
+
+    page: Figure
+    svg: Mapping[str, bytes]
+
+    def save(self, path: Path) -> Path:
+        """Write the page's figure; its SVG is there already."""
+        if path.suffix == ".pdf":
+            return save_figure(self.page, path)
+        return write_atomically(path, self.svg["page"] if path.suffix == ".svg" else file_of(self.page, "png"))
 
 
-def _drawn(report: DepthReport) -> Drawn:
+Drawn = dict[str, _Figure | str]
+
+
+def _drawn(report: DepthReport, curves: list[ShapeCurve]) -> Drawn:
     """Each figure for wide and for narrow pages, or the reason why this report can't have it."""
-    from scalinglab.depth_benefit.result import DepthReport as Report
-
-    if not isinstance(report, Report):
-        raise ConfigError("an HTML report shows a depth report: make one with `scalinglab depth` or depth_benefit")
     sources: dict[str, Any] = dict.fromkeys(DEPTH_FIGURES, report)
     if report.outcome is not None and report.outcome.fit is not None:
         sources["shape_valley"] = report.outcome.fit
     out: Drawn = {}
     for name, source in sources.items():
+        given = {"curves": curves} if name in ("depth_interaction", "depth_equivalence") and curves else {}
         try:
-            out[name] = {width: FIGURES[name](source, width=width) for width in ("page", "column")}
+            made = {width: FIGURES[name](source, width=width, **given) for width in ("page", "column")}
         except ConfigError as error:
             out[name] = str(error)
+        else:
+            out[name] = _Figure(made["page"], {width: file_of(figure, "svg") for width, figure in made.items()})
     return out
 
 
-def _page(report: DepthReport, drawn: Drawn) -> str:
+def _curves(report: DepthReport) -> list[ShapeCurve]:
+    """Loss against shape of each architecture; none where the design has no contrast.
+
+    Raises
+    ------
+    ConfigError
+        Not a depth report.
+    """
+    from scalinglab.depth_benefit.result import DepthReport as Report
+
+    if not isinstance(report, Report):
+        raise ConfigError("an HTML report shows a depth report: make one with `scalinglab depth` or depth_benefit")
+    try:
+        return shape_curves(report)
+    except ConfigError:
+        return []
+
+
+def _page(report: DepthReport, curves: list[ShapeCurve], drawn: Drawn) -> str:
     effects = _primary(report)
     parts: list[ET.Element | None] = [
         s.section("verdicts", "Verdicts", s.cards(report, effects), lead=_scale(report)),
@@ -107,9 +142,9 @@ def _page(report: DepthReport, drawn: Drawn) -> str:
             s.effects_table(report),
         ) if effects else None,
         s.cautions(report),
-        s.interaction(report, _figure(drawn, "depth_interaction", alt.interaction(report))) if effects else None,
+        s.interaction(report, _figure(drawn, "depth_interaction", alt.interaction(curves))) if effects else None,
         _valley(drawn),
-        _equivalence(report, drawn),
+        _equivalence(report, curves, drawn),
         s.robustness(report, _figure(drawn, "depth_specifications", alt.specifications(report)) if effects else None),
         s.change(report, _figure(drawn, "depth_power", alt.power(report)) if effects else None, _power(report)),
         s.words(report),
@@ -148,7 +183,7 @@ def _figure(drawn: Drawn, name: str, alt: str) -> Child:
     found = drawn[name]
     if isinstance(found, str):
         return el("p", f"No figure: {found}.", class_="small")
-    return el("figure", [el("div", inline_svg(made, f"{name}-{w}", alt), class_=w) for w, made in found.items()])
+    return el("figure", [el("div", inline_svg(svg, f"{name}-{w}", alt), class_=w) for w, svg in found.svg.items()])
 
 
 def _valley(drawn: Drawn) -> ET.Element | None:
@@ -159,12 +194,12 @@ def _valley(drawn: Drawn) -> ET.Element | None:
     return s.section("valley", "Shape valleys of the law", shown)
 
 
-def _equivalence(report: DepthReport, drawn: Drawn) -> ET.Element | None:
+def _equivalence(report: DepthReport, curves: list[ShapeCurve], drawn: Drawn) -> ET.Element | None:
     if report.outcome is None:
         return None
     margin = report.outcome.margin
     lead = f"Shapes that cost less than {margin:.2g} nats ({100 * report.options.margin:g} % compute) against the best are equivalent to it in practice."
-    shown = _figure(drawn, "depth_equivalence", alt.equivalence(report))
+    shown = _figure(drawn, "depth_equivalence", alt.equivalence(curves, margin))
     return s.section("equivalence", "How much of the range is good enough", shown, lead=lead)
 
 
@@ -172,9 +207,8 @@ def _scale(report: DepthReport) -> str:
     if report.outcome is None:
         return "No estimate; each label says what the design lacks."
     rules = "A label is a claim only if the design bears one."
-    if report.options.estimand == "E1s":
-        return rules
-    return f"{rules} In the strips: 95 % (thin) and 90 % (thick) intervals over the margin of ±{report.outcome.margin:.2g} nats."
+    unit = "nats per e-fold of depth" if report.options.estimand == "E1s" else "nats"
+    return f"{rules} In the strips: 95 % (thin) and 90 % (thick) intervals over the margin of ±{s.margin_of(report):.2g} {unit}."
 
 
 def _power(report: DepthReport) -> str:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from scalinglab.errors import ConfigError
-from scalinglab.report.depth_curves import ShapeCurve, shape_curves
 from scalinglab.report.figures.power import power_of
 from scalinglab.report.html.wording import wording
 
 if TYPE_CHECKING:
     from scalinglab.depth_benefit import DepthReport
     from scalinglab.depth_benefit.effects import Effect
+    from scalinglab.report.depth_curves import ShapeCurve
 
 
 def forest(report: DepthReport, effects: list[Effect]) -> str:
@@ -24,10 +25,10 @@ def forest(report: DepthReport, effects: list[Effect]) -> str:
     return "Forest plot of the depth benefit, positive where deeper is better: " + "; ".join(rows) + "."
 
 
-def interaction(report: DepthReport) -> str:
+def interaction(curves: Sequence[ShapeCurve]) -> str:
     """Each architecture's lowest and highest fitted loss, and where."""
     rows = []
-    for c in _curves(report):
+    for c in curves:
         if len(c.loss):
             k = int(c.loss.argmin())
             ends = f"from {c.loss[0]:.3f} at {c.depth[0]:.3g} blocks to {c.loss[-1]:.3f} at {c.depth[-1]:.3g}"
@@ -37,11 +38,14 @@ def interaction(report: DepthReport) -> str:
     return "Loss against shape, a panel per architecture: " + "; ".join(rows) + "."
 
 
-def equivalence(report: DepthReport) -> str:
+def equivalence(curves: Sequence[ShapeCurve], margin: float) -> str:
     """Each architecture's largest fitted gap over the range, against the margin."""
-    rows = [f"{c.architecture} {float(c.loss.max() - c.loss.min()):.3g}" for c in _curves(report) if len(c.loss)]
-    margin = "" if report.outcome is None else f" (margin {report.outcome.margin:.2g} nats)"
-    return f"Loss above the best shape; the largest fitted gap in nats{margin}: " + "; ".join(rows) + "."
+    rows = [f"{c.architecture} {float(c.loss.max() - c.loss.min()):.3g}" for c in curves if len(c.loss)]
+    return (
+        f"Loss above the best shape; the largest fitted gap in nats (margin {margin:.2g} nats): "
+        + "; ".join(rows)
+        + "."
+    )
 
 
 def specifications(report: DepthReport) -> str:
@@ -60,10 +64,3 @@ def power(report: DepthReport) -> str:
         f"Smallest gap found with power .8: {found.now:.2g} nats with these runs; {found.by_seeds[-1]:.2g} with "
         f"{found.seeds[-1]:g} seeds per shape at best; {found.by_shapes[-1]:.2g} with {found.shapes[-1]:g} shapes."
     )
-
-
-def _curves(report: DepthReport) -> list[ShapeCurve]:
-    try:
-        return shape_curves(report)
-    except ConfigError:
-        return []

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import re
 import xml.etree.ElementTree as ET
+from typing import Literal
 
+import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
@@ -22,13 +24,24 @@ _NUMBER = re.compile(r"-?\d+\.\d{3,}")
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 
 
-def inline_svg(figure: Figure, name: str, alt: str) -> ET.Element:
-    """The figure as an <svg> element without a size of its own; `name` keeps its ids apart from those of other figures."""
+def file_of(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
+    """The figure as a PNG or SVG file, byte for byte that of `save_figure`, drawn once: savefig lays out what is laid out."""
     drawn = io.BytesIO()
-    with styled():  # not savefig, which draws once more to lay out what is laid out already
-        FigureCanvasSVG(figure).print_svg(drawn, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    FigureCanvasAgg(figure)
-    root = ET.fromstring(drawn.getvalue())
+    with styled():
+        if kind == "svg":
+            FigureCanvasSVG(figure).print_svg(drawn, metadata={"Creator": "scalinglab", "Date": None})
+            FigureCanvasAgg(figure)
+        else:
+            screen = figure.get_dpi()
+            figure.set_dpi(matplotlib.rcParams["savefig.dpi"])
+            FigureCanvasAgg(figure).print_png(drawn, metadata={"Software": None})
+            figure.set_dpi(screen)
+    return drawn.getvalue()
+
+
+def inline_svg(drawn: bytes, name: str, alt: str) -> ET.Element:
+    """An SVG file as an <svg> element without a size of its own; `name` keeps its ids apart from those of other figures."""
+    root = ET.fromstring(drawn)
     _strip(root)
     for node in root.iter():
         node.tag = node.tag.rpartition("}")[2]

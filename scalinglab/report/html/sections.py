@@ -142,7 +142,7 @@ def _card(report: DepthReport, a: str, effect: Effect | None, reach: float, digi
         parts += [
             el("p", el("strong", signed(effect.estimate, digits)), f" {unit} ",
                el("span", f"95 % [{signed(low, digits)}, {signed(high, digits)}]", class_="ci"), class_="effect"),
-            strip_chart(effect.estimate, low, high, *effect.interval(0.90), margin=_margin(report), reach=reach,
+            strip_chart(effect.estimate, low, high, *effect.interval(0.90), margin=margin_of(report), reach=reach,
                         tone="better" if effect.estimate >= 0 else "worse"),
         ]  # fmt: skip
         worth = _worth(report, effect)
@@ -156,13 +156,17 @@ def _card(report: DepthReport, a: str, effect: Effect | None, reach: float, digi
     if also:
         parts.append(el("p", "Also: ", "; ".join(also), "."))
     modifiers = [wording(m).short for m in v.modifiers]
-    parts.append(el("p", " · ".join([*modifiers, _stable(v.stable, v.analyses)]), class_="foot"))
+    parts.append(el("p", " · ".join([*modifiers, v.robustness]), class_="foot"))
     parts.append(el("p", [[el("code", c), " "] for c in v.codes], class_="codes"))
     return el("article", parts, class_=f"card {words.tone}")
 
 
-def _margin(report: DepthReport) -> float:
-    return report.outcome.margin if report.outcome is not None and report.options.estimand != "E1s" else math.nan
+def margin_of(report: DepthReport) -> float:
+    """The margin in the unit of the effects that labels are about."""
+    if report.outcome is None:
+        return math.nan
+    own = (e for e in report.outcome.effects if e.estimand == report.options.estimand)
+    return next((e.of_gap(report.outcome.margin) for e in own), math.nan)
 
 
 def _worth(report: DepthReport, effect: Effect) -> str:
@@ -172,10 +176,6 @@ def _worth(report: DepthReport, effect: Effect) -> str:
     share = [math.expm1(v / outcome.screen.compute) for v in (effect.estimate, *effect.interval(0.95))]
     told = f"worth {percent(share[0])} compute [{percent(share[1])}, {percent(share[2])}]"
     return told + (", at borrowed rates" if outcome.screen.borrowed else "")
-
-
-def _stable(stable: int, analyses: int) -> str:
-    return f"label stable in {stable} of {analyses} re-analyses" if analyses else "no re-analysis"
 
 
 # ---- what it rests on -----------------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def robustness(report: DepthReport, figure: Child) -> ET.Element:
         body.append(el("tr", cells))
     stable = [el("td", f"{report.verdicts[a].stable} of {report.verdicts[a].analyses}") for a in own]
     grid = el(
-        "table", el("caption", "Label and estimate of every re-analysis; marked where the label changes"),
+        "table", el("caption", "Label and estimate of every re-analysis; marked where the label changes. In brackets: leaves label and estimate as they are and isn't counted"),
         el("thead", el("tr", el("th", "re-analysis", scope="col"), [el("th", a, scope="col") for a in own])),
         el("tbody", body), el("tfoot", el("tr", el("th", "label stable in", scope="row"), stable)), class_="grid",
     )  # fmt: skip
@@ -267,9 +267,10 @@ def _grid_cell(report: DepthReport, a: str, row: pd.Series) -> ET.Element:
     label = str(row["label"])
     same = label == report.verdicts[a].label
     words = wording(label)
+    value = signed(float(row["estimate"])) if math.isfinite(float(row["estimate"])) else "\N{EN DASH}"
     return el(
         "td", el("span", SIGNS[words.tone], aria_hidden="true", class_=f"sign {words.tone}"), " ",
-        signed(float(row["estimate"])) if math.isfinite(float(row["estimate"])) else "\N{EN DASH}",
+        value if row["counts"] else f"({value})",
         el("span", f" {label}", class_="label"), class_="same" if same else "changed", title=f"{label}: {row['note']}",
     )  # fmt: skip
 
@@ -325,7 +326,16 @@ def laws(report: DepthReport) -> ET.Element | None:
     """Law parameters (T2), their comparison (T5) and rival explanations, where there are any."""
     parts: list[Child] = []
     if report.rivals:
-        parts.append(_list({k.replace("kaplan/", "shape hardly matters, "): v for k, v in report.rivals.items()}))
+        parts.append(
+            _list(
+                {
+                    k.replace("kaplan/", "shape hardly matters, ")
+                    .replace("misscaling/", "merely mis-scaled, ")
+                    .replace("/", ", "): v
+                    for k, v in report.rivals.items()
+                }
+            )
+        )
     for name, caption in (("T2", "Parameters of the law"), ("T5", "Laws compared by runs left out")):
         frame = report.tables[name]
         if len(frame):

@@ -1,0 +1,87 @@
+"""Whether losses of a table may be compared at all: one evaluation, one treatment per cell, one unit, one run per name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from scalinglab.depth_benefit.phrasing import both
+from scalinglab.errors import SchemaError
+from scalinglab.information import ARM
+from scalinglab.inventory import row_checks, take_inventory
+
+# losses are comparable within one value only
+_MIXING = (
+    "eval_dataset", "split", "eval_tokens", "eval_sequences", "tokenizer", "vocab", "context", "corpus", "corpus_options",
+)  # fmt: skip
+_ONE_RUN = ("architecture", "parametrization", "match_group", "depth", "width", "seed")  # one value per run
+_BITS = (1.41, 1.475)  # losses in bits over losses in nats, with room for architectures that differ
+
+
+def refusals(live: pd.DataFrame, checkpoints: str) -> list[str]:
+    """Reasons to refuse a decision: mixed evaluations, cells of several treatments, unfinished runs, other units, copies."""
+    out: list[str] = []
+    for column in _MIXING:
+        if column in live and len(live[column].dropna().unique()) > 1:
+            found = list(map(str, sorted(live[column].dropna().unique())))[:4]
+            one = both(
+                "where", f"{column} == {found[0]!r}" if live[column].dtype.kind == "O" else f"{column} == {found[0]}"
+            )
+            out.append(f"losses of different {column} ({', '.join(found)}) are mixed: select one, e.g. {one}")
+    if not len(live):
+        return out
+    cell = [live[c] for c in ("architecture", "group", "depth", "width")]
+    for column in ARM:  # a cell's mean is over seeds, never over treatments; `recipes` tells parametrizations apart
+        if column in live and column not in _MIXING and _varies(live[column], cell):
+            values = ", ".join(repr(v) for v in list(dict.fromkeys(live[column]))[:4])
+            out.append(
+                f"runs of one cell differ in {column} ({values}) and are no seeds of each other: select one with {both('where', ...)}, or "
+                "name the arms in the column architecture"
+            )
+    wrong = {"UNIT_SUSPICION", "DUPLICATE_RUNS"} | ({"UNFINISHED_SCHEDULE"} if checkpoints == "final" else set())
+    checks = row_checks(take_inventory(live))
+    return out + [f"{c.name}: {c.action}" for c in checks if c.level == "block" and c.code in wrong]
+
+
+def one_setting_per_run(table: pd.DataFrame) -> None:
+    """Refuse one name for several runs: the last of them would stand for all."""
+    for column in _ONE_RUN:
+        if column not in table:
+            continue
+        several = table.groupby("run_id", sort=False)[column].nunique()
+        if (several > 1).any():
+            name = several.idxmax()
+            values = ", ".join(map(str, list(dict.fromkeys(table.loc[table["run_id"] == name, column]))[:4]))
+            raise SchemaError(
+                f"run_id {name!r} stands for runs that differ in {column} ({values}; {int((several > 1).sum())} such run_ids): "
+                "give every run a name of its own, or leave the column run_id out if each row is a run"
+            )
+
+
+def other_units(finals: pd.DataFrame) -> list[str]:
+    """Architectures whose losses are those of another at the same shapes, in bits or as a perplexity.
+
+    No two residual designs that learn differ by 44 % in loss at equal shape and data, let alone as exp(loss) does.
+    """
+    if not len(finals) or finals["architecture"].nunique() < 2:
+        return []
+    wide = finals.pivot_table(index=["group", "depth", "width"], columns="architecture", values="loss", aggfunc="mean")
+    out: list[str] = []
+    for low in wide:
+        for high in wide:
+            both = wide[[low, high]].dropna() if low != high else wide.iloc[:0]
+            ratio = both[high] / both[low] if len(both) else both
+            if not len(both) or not (ratio > 1.3).all():
+                continue
+            bits = ratio.between(*_BITS).all()
+            power = (np.log(both[high]) / both[low] - 1).abs().max() < 0.05
+            if bits or power:
+                what, how = ("bits", "loss*log(2)") if bits else ("a perplexity", "log(loss)")
+                told = f"{ratio.median():.3g} times those of {low} at the same shapes, as {what} would be"
+                out.append(f"losses of {high} are {told}; all losses must be in nats: convert those ({how})")
+    return out
+
+
+def _varies(values: pd.Series, cell: list[pd.Series]) -> bool:
+    """Whether some cell has more than one value."""
+    return bool((values.groupby(cell).nunique(dropna=False).to_numpy() > 1).any())

@@ -1,0 +1,108 @@
+"""Recipes from learning-rate sweeps over depth: `misscaling_figure`, `misscaling_table`, `misscaling_numbers`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import pandas as pd
+
+from scalinglab.report.paper import products
+from scalinglab.report.paper.products import Number, Table
+from scalinglab.report.paper.registry import Analysis, Inputs, Options, recipe
+from scalinglab.report.tables import p_value, rounded
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from scalinglab.misscaling import MisscalingReport
+
+
+_VERDICTS = {"H_arch": "architecture", "H_misscale": "mis-scaling"}  # others stand for themselves
+
+
+class MisscalingOptions(Options, kw_only=True):
+    """Those of `misscaling`; see there."""
+
+    reference: str = "pre_ln"
+    naive: str = "sp"
+    scaled: list[str] = msgspec.field(default_factory=lambda: ["native", "completep"])
+    diverged_above: float | None = None
+    margin: float = 0.012
+    drift_margin: float = 0.2
+    draws: int = 999
+    seed: int = 0
+    where: str | None = None
+
+
+class MisscalingFigureOptions(MisscalingOptions, kw_only=True):
+    figure: Literal["lr_envelope", "lr_drift", "decomposition"]
+
+
+class MisscalingTableOptions(MisscalingOptions, kw_only=True):
+    table: Literal["decomposition", "drift"]
+
+
+def misscaling_report(inputs: Inputs, asked: MisscalingOptions) -> MisscalingReport:
+    """The decision between architecture and mis-scaling on a table of sweeps."""
+    from scalinglab.misscaling import Margins, Method
+    from scalinglab.misscaling.report import misscaling
+
+    return misscaling(
+        inputs.runs(where=asked.where), reference=asked.reference, naive=asked.naive, scaled=tuple(asked.scaled),
+        diverged_above=asked.diverged_above, margins=Margins(gain=asked.margin, drift=asked.drift_margin),
+        method=Method(draws=asked.draws), rng=asked.seed,
+    )  # fmt: skip
+
+
+REPORT = Analysis("misscaling", misscaling_report, MisscalingOptions)
+
+
+@recipe("misscaling_figure", "figure", options=MisscalingFigureOptions, analysis=REPORT)
+def misscaling_figure(report: MisscalingReport, options: MisscalingFigureOptions) -> Figure:
+    """A figure of the mis-scaling report: envelopes, drift, decomposition."""
+    from scalinglab.report.figures import rates
+
+    draw: Any = {"lr_envelope": rates.lr_envelope, "lr_drift": rates.lr_drift, "decomposition": rates.decomposition}
+    figure: Figure = draw[options.figure](report)
+    return figure
+
+
+@recipe("misscaling_table", "table", options=MisscalingTableOptions, analysis=REPORT)
+def misscaling_table(report: MisscalingReport, options: MisscalingTableOptions) -> Table:
+    """decomposition: U, V, M, W and depth gains; drift: of the optimal learning rate with depth."""
+    data = report.decomposition if options.table == "decomposition" else report.drift
+    if options.table == "decomposition":  # the contrasts; the gains of each arm are in the CSV of the report
+        data = data[~data["name"].str.startswith("gain ")].reset_index(drop=True)
+    value = "estimate" if options.table == "decomposition" else "slope"
+    keep = ["name", "meaning"] if options.table == "decomposition" else ["architecture", "parametrization", "axis"]
+    shown = data[[c for c in keep if c in data]].copy()
+    shown[value] = [rounded(v, s)[0] for v, s in zip(data[value], data["se"], strict=True)]
+    shown["95 % interval"] = [
+        f"[{rounded(a, s)[0]}, {rounded(b, s)[0]}]"
+        for a, b, s in zip(data["low"], data["high"], data["se"], strict=True)
+    ]
+    if "p_adj" in data:
+        shown["p (Holm)"] = [p_value(v) for v in data["p_adj"]]
+        shown["state"] = data["state"]
+    return Table(shown, data)
+
+
+@recipe("misscaling_numbers", "numbers", options=MisscalingOptions, analysis=REPORT)
+def misscaling_numbers(report: MisscalingReport, options: MisscalingOptions) -> list[Number]:
+    """The verdict, each contrast with its limits, margins and runs."""
+    out = [
+        products.words("verdict", _VERDICTS.get(report.verdict, report.verdict)), products.plain("margin", report.margins.gain),
+        products.plain("drift_margin", report.margins.drift), *products.counted("envelopes", len(report.envelopes)),
+        *products.counted("runs", int(report.envelopes["runs"].sum()) if len(report.envelopes) else 0),
+    ]  # fmt: skip
+    for name, verdict in report.verdicts.items():
+        if name:
+            out.append(products.words(f"{name}_verdict", _VERDICTS.get(verdict, verdict)))
+    rows = report.decomposition
+    for r in rows[~rows["name"].str.startswith("gain ")].to_dict("records") if len(rows) else []:
+        name = str(r["name"]).replace(":", "_")
+        out += products.with_interval(name, r["estimate"], r["se"], r["low"], r["high"], str(r["meaning"]))
+        if pd.notna(r["p_adj"]):
+            out.append(products.p_value(f"{name}_p", r["p_adj"]))
+    return out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pandas as pd
 
@@ -66,19 +68,19 @@ def other_units(finals: pd.DataFrame) -> list[str]:
     if not len(finals) or finals["architecture"].nunique() < 2:
         return []
     wide = finals.pivot_table(index=["group", "depth", "width"], columns="architecture", values="loss", aggfunc="mean")
+    values = wide.to_numpy(np.float64)
     out: list[str] = []
-    for low in wide:
-        for high in wide:
-            both = wide[[low, high]].dropna() if low != high else wide.iloc[:0]
-            ratio = both[high] / both[low] if len(both) else both
-            if not len(both) or not (ratio > 1.3).all():
-                continue
-            bits = ratio.between(*_BITS).all()
-            power = (np.log(both[high]) / both[low] - 1).abs().max() < 0.05
-            if bits or power:
-                what, how = ("bits", "loss*log(2)") if bits else ("a perplexity", "log(loss)")
-                told = f"{ratio.median():.3g} times those of {low} at the same shapes, as {what} would be"
-                out.append(f"losses of {high} are {told}; all losses must be in nats: convert those ({how})")
+    for i, j in itertools.permutations(range(values.shape[1]), 2):
+        low, high = values[:, i], values[:, j]
+        there = np.isfinite(low) & np.isfinite(high)
+        ratio = high[there] / low[there]
+        if not len(ratio) or not (ratio > 1.3).all():
+            continue
+        bits = ((ratio >= _BITS[0]) & (ratio <= _BITS[1])).all()
+        if bits or (np.abs(np.log(high[there]) / low[there] - 1) < 0.05).all():
+            what, how = ("bits", "loss*log(2)") if bits else ("a perplexity", "log(loss)")
+            told = f"{np.median(ratio):.3g} times those of {wide.columns[i]} at the same shapes, as {what} would be"
+            out.append(f"losses of {wide.columns[j]} are {told}; all losses must be in nats: convert those ({how})")
     return out
 
 

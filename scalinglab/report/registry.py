@@ -43,7 +43,7 @@ def figure(name: str) -> Callable[[Callable[P, Figure]], Callable[P, Figure]]:
         def draw(*args: P.args, **kwargs: P.kwargs) -> Figure:
             with styled():
                 made = function(*args, **kwargs)
-                made.draw_without_rendering()  # ticks are made at the first draw, and take their style from here
+                _lay_out(made)
                 made.set_layout_engine("none")  # places stay as they are: one figure, one file
             return made
 
@@ -51,6 +51,15 @@ def figure(name: str) -> Callable[[Callable[P, Figure]], Callable[P, Figure]]:
         return draw
 
     return register
+
+
+def _lay_out(made: Figure) -> None:
+    """Make ticks, which take their style from here, and find places: laying out does both, without the draw that would follow."""
+    engine = made.get_layout_engine()
+    if engine is None:
+        made.draw_without_rendering()
+    else:
+        engine.execute(made)
 
 
 def save_figure(fig: Figure, path: str | os.PathLike[str]) -> Path:

@@ -16,6 +16,7 @@ from scalinglab.fitting import fit
 from scalinglab.hypotheses import (
     depth_gap,
     equivalence_power,
+    gap_power,
     gap_se,
     next_runs,
     seeds_needed,
@@ -239,3 +240,17 @@ def test_bad_candidates_are_named(fitted, candidates):
         next_runs(fitted, candidates, estimand=lambda p: np.zeros(len(p)), budget=1e20)
     with pytest.raises(ConfigError, match="a gap is between two shapes"):
         depth_gap(fitted.law, candidates, candidates.iloc[[0]])
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5, 12])
+def test_power_of_welchs_test(seeds):
+    """40,000 simulated studies against the quadrature (binomial SE .0025), and the size where there is no effect."""
+    rng = np.random.default_rng(seeds)
+    a, b = 0.003 * rng.standard_normal((2, 40_000, seeds))
+    for effect in (0.0, 0.006):
+        found = stats.ttest_ind(a + effect, b, axis=1, equal_var=False).pvalue <= 0.05
+        assert gap_power(effect, 0.003, seeds) == pytest.approx(found.mean(), abs=0.0085)
+    assert gap_power(0.006, 0.003, seeds) < t_power(0.006, gap_se(0.003, seeds), 2 * (seeds - 1))
+    assert gap_power(1.0, 0.003, 5) == pytest.approx(1.0)
+    with pytest.raises(ConfigError, match="needs two seeds"):
+        gap_power(0.006, 0.003, 1)

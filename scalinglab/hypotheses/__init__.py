@@ -34,6 +34,7 @@ from scalinglab.hypotheses.permutation import freedman_lane, pairs_needed, sign_
 from scalinglab.hypotheses.power import (
     SeedPlan,
     equivalence_power,
+    gap_power,
     gap_se,
     seeds_needed,
     sigma_upper,
@@ -63,6 +64,7 @@ __all__ = [
     "e_value",
     "equivalence_power",
     "freedman_lane",
+    "gap_power",
     "gap_se",
     "gap_test",
     "heteroscedastic_bootstrap",

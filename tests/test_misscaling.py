@@ -34,7 +34,7 @@ from scalinglab.misscaling import (
     verdict_power,
     with_alternatives,
 )
-from scalinglab.misscaling.contrasts import Estimate
+from scalinglab.misscaling.contrasts import Estimate, apart, slopes, spread
 from scalinglab.misscaling.rules import READINGS, decide, drift_states, gain_states, holm, overall
 from scalinglab.parametrization import parametrization
 from scalinglab.planning import expand, plan
@@ -562,3 +562,28 @@ def test_an_arm_with_two_weight_decays_is_not_one_arm() -> None:
     report = misscaling(runs)
     assert report.verdict == "inconclusive"
     assert "runs of one arm differ in weight_decay" in report.summary()
+
+
+# ---- what shapes miss alike ------------------------------------------------------------------------------------------------
+def test_what_all_arms_miss_alike_is_no_error_of_their_difference() -> None:
+    """Losses that bend in ln depth, equally in all arms: far off a line, and nothing off each other; then with arms' own."""
+    depth = np.array([2.0, 4, 8, 16])
+    arms = (("pre_ln", "sp"), ("pre_ln", "completep"), ("lns", "native"))
+    cells = pd.DataFrame(
+        [{"architecture": a, "parametrization": p, "ladder": "", "depth": d, "x": np.log(d)} for a, p in arms for d in depth[::-1]]
+    )  # fmt: skip
+    lines = slopes(cells, arms, np.ones(len(cells), bool))
+    own = apart(lines, cells)
+    assert (lines.df, own.df) == (6, 4)
+    assert np.allclose(own.residual @ own.residual, own.residual)
+    assert np.trace(own.residual) == pytest.approx(4)
+    bend = 1.7 - 0.04 * cells["x"].to_numpy() + 0.02 * (cells["x"].to_numpy() - 1.4) ** 2
+    none = np.zeros((len(cells), len(cells)))
+    assert np.sqrt(spread(bend, none, lines)[0]) > 0.01
+    assert np.sqrt(spread(bend, none, own)[0]) == pytest.approx(0, abs=1e-12)
+    rng = np.random.default_rng(0)
+    drawn = bend + 0.003 * rng.standard_normal((4_000, len(cells)))
+    assert np.sqrt(spread(drawn, np.broadcast_to(none, (4_000, *none.shape)), own)[0].mean()) == pytest.approx(
+        0.003, rel=0.02
+    )
+    assert apart(slopes(cells, arms[:1], np.ones(len(cells), bool)), cells).df == 2  # one arm: nothing to share

@@ -9,7 +9,8 @@ With G = -d loss / d ln depth (nats per e-fold of depth), by least squares over 
 
 so that G(arch, scaled, tuned) - G(ref, naive, fixed) = U + V + W. The variance of a contrast w is w' S w + tau^2 w'w: S from
 the bootstrap of the curves, tau^2 (shapes that lie off the line) from what lines through the tuned losses leave, pooled over
-arms, with its degrees of freedom.
+arms, with its degrees of freedom. What a shape misses its line by in all arms alike cancels in a contrast of two arms, so that
+for these only what arms miss apart from each other counts (`apart`): losses bend in ln depth, and bend alike.
 """
 
 from __future__ import annotations
@@ -114,6 +115,28 @@ def slopes(cells: pd.DataFrame, arms: tuple[Arm, ...], usable: NDArray[np.bool_]
     return Slopes(weights, residual, df)
 
 
+def apart(made: Slopes, cells: pd.DataFrame) -> Slopes:
+    """The same weights with the residual of contrasts between arms: shape effects that all arms share are taken out.
+
+    The arms of `slopes` have the same shapes, so that this is the projector (I - 1/A) x (I - H) on A arms. One arm alone is
+    left as it is.
+    """
+    spot = cells["ladder"].astype(str).to_numpy(), cells["depth"].to_numpy(np.float64)
+    rows = []
+    for w in made.weights.values():
+        own = np.flatnonzero((made.residual[w != 0] != 0).any(0) | (w != 0))
+        rows.append(own[np.lexsort((spot[1][own], spot[0][own]))])
+    A = len(rows)
+    if A < 2:
+        return made
+    residual = np.zeros_like(made.residual)
+    line = made.residual[np.ix_(rows[0], rows[0])]
+    for i, r in enumerate(rows):
+        for j, c in enumerate(rows):
+            residual[np.ix_(r, c)] = ((i == j) - 1 / A) * line
+    return Slopes(made.weights, residual, made.df * (A - 1) // A)
+
+
 def spread(
     values: Array,
     cov: Array,
@@ -141,7 +164,8 @@ def spread(
     if overlap is None:
         return tau2, np.maximum(found, known + tau2), float(made.df)
     own = M @ overlap[np.ix_(rows, rows)]
-    return tau2, np.maximum(found, known + tau2), float(np.trace(own) ** 2 / np.trace(own @ own))
+    squares = float(np.trace(own @ own))  # 0 where all arms are the same runs
+    return tau2, np.maximum(found, known + tau2), float(np.trace(own)) ** 2 / squares if squares > 1e-12 else 0.0
 
 
 def contrast(

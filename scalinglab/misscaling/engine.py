@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from scalinglab.errors import ConfigError
-from scalinglab.misscaling.contrasts import Estimate, Roles, Slopes, contrast, slopes, spread, terms
+from scalinglab.misscaling.contrasts import Estimate, Roles, Slopes, apart, contrast, slopes, spread, terms
 from scalinglab.misscaling.curves import SIDES, WINDOW, Array, Curves, Model, fit_curves, within_window
 from scalinglab.misscaling.identical import distinct, overlap, together
 from scalinglab.misscaling.intake import Arm
@@ -51,7 +51,8 @@ class Analysis:
     """What a set of learning-rate sweeps says; arrays [T] over trials, or without that axis for one data set.
 
     curves, noise, point : fits and readings (residuals of the noise without shapes whose runs are another's, see `identical`). cov [..., 4C, 4C], draws [B, 4C] (one data set only). made, drift_made : slopes.
-    gains : contrasts by name. drifts : of ln optimal lr per ln depth by arm. tau, drift_tau : SD of shapes about lines.
+    gains : contrasts by name. drifts : of ln optimal lr per ln depth by arm. tau, drift_tau : SD of shapes about lines; arm_tau :
+    the part that arms don't share, which is in differences of gains.
     base [C] : the cell of the smallest depth of each ladder. states : of gains and drifts, for each candidate. verdicts : by
     candidate ("" where there is none).
     """
@@ -68,6 +69,7 @@ class Analysis:
     gains: Mapping[str, Estimate]
     drifts: Mapping[Arm, Estimate]
     tau: Array
+    arm_tau: Array
     drift_tau: Array
     states: Mapping[str, Mapping[str, NDArray[np.str_]]]
     verdicts: Mapping[str, NDArray[np.str_]]
@@ -163,22 +165,24 @@ def _decide(
         for a, w in own.weights.items()
     }
     floor = np.zeros(()) if how.whole_seeds else noise.row**2 / seeds
-    tau2, scale, df = spread(
-        values[..., tuned], cov[..., tuned, tuned], made, floor=floor, fixed=method.tau, overlap=shared_runs
+    lines, arms_alone = (
+        spread(values[..., tuned], cov[..., tuned, tuned], s, floor=floor, fixed=method.tau, overlap=shared_runs)
+        for s in (made, apart(made, cells))
     )
     zero = np.zeros(C)
 
-    def gain(on_tuned: Array, on_fixed: Array, on_shared: Array = zero) -> Estimate:
+    def gain(on_tuned: Array, on_fixed: Array, on_shared: Array = zero, *, alone: bool = False) -> Estimate:
         w = np.concatenate([zero, on_tuned, on_fixed, on_shared])
-        return contrast(values, cov, w, together(cells, on_tuned + on_fixed + on_shared), tau2, scale, df, how.df)
+        off = lines if alone else arms_alone  # what all arms miss alike is in the gain of one, and not in a difference
+        return contrast(values, cov, w, together(cells, on_tuned + on_fixed + on_shared), *off, how.df)
 
     gains = {name: gain(*w) for name, w in terms(made, roles).items()}
     for a in roles.candidates:
         theirs, ours = made.weights.get(roles.scaled_of.get(a, ("", ""))), made.weights.get(roles.scaled or ("", ""))
         if theirs is not None and ours is not None:
             gains[f"W_same:{a}"] = gain(ours, zero, -theirs)
-    per_arm = {(a, "tuned"): gain(-w, zero) for a, w in made.weights.items()} | {
-        (a, "fixed"): gain(zero, -w)
+    per_arm = {(a, "tuned"): gain(-w, zero, alone=True) for a, w in made.weights.items()} | {
+        (a, "fixed"): gain(zero, -w, alone=True)
         for a, w in made.weights.items()
         if np.isfinite(fixed[..., np.flatnonzero(w)]).all()
     }
@@ -199,8 +203,9 @@ def _decide(
         found |= {n.partition(":")[0]: s for n, s in shared.items() if n.endswith(f":{name}") and n.startswith("W")}
         states[name] = found
         verdicts[name] = np.where(lost, "inconclusive", decide(found))
-    return Analysis(curves, _pointers(cells, roles)[0], noise, point, cov, draws, how, made, own, gains, drifts, np.sqrt(np.maximum(tau2, 0)),
-                    np.sqrt(np.maximum(drift_tau2, 0)), states, verdicts, per_arm)  # fmt: skip
+    tau, arm_tau, drift_tau = (np.sqrt(np.maximum(v, 0)) for v in (lines[0], arms_alone[0], drift_tau2))
+    return Analysis(curves, _pointers(cells, roles)[0], noise, point, cov, draws, how, made, own, gains, drifts, tau, arm_tau,
+                    drift_tau, states, verdicts, per_arm)  # fmt: skip
 
 
 def _pointers(cells: pd.DataFrame, roles: Roles) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

@@ -110,7 +110,7 @@ def precision(made: Analysis, margins: Margins) -> list[str]:
         if np.isfinite(se) and se > least:
             out.append(
                 f"{name} is open: its standard error, {se:.2g}, is above {least:.2g}, which equivalence within {margins.gain:g} takes "
-                f"(runs scatter by {float(made.noise.sigma):.2g}, shapes about a line by {float(made.tau):.2g} nats): more seeds help "
+                f"(runs scatter by {float(made.noise.sigma):.2g}, the arms' shapes apart from each other by {float(made.arm_tau):.2g} nats): more seeds help "
                 "against the first, more depths against both"
             )
     return out

@@ -92,6 +92,7 @@ class MisscalingReport:
         if not np.isfinite(made.noise.sigma):
             return f"{count} runs, too few to tell their noise"
         line = f", shapes about a line by {float(made.tau):.2g}" if np.isfinite(made.tau) else ""
+        line += f", {float(made.arm_tau):.2g} of it unlike in the arms" if line and np.isfinite(made.arm_tau) else ""
         df = int(np.max(made.noise.df))
         return f"{count} runs, which scatter about their curves by {float(made.noise.sigma):.2g} nats (SD, {df} degrees of freedom){line}; {made.how.told}"
 

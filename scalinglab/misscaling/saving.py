@@ -49,7 +49,7 @@ def document(report: MisscalingReport) -> dict[str, Any]:
         "refused": {" / ".join(a): why for a, why in report.grids.refused.items()},
         "checked": {" / ".join(a): verdict for a, verdict in report.grids.checked.items()},
         "noise": None if made is None else {"sigma": _plain(made.noise.sigma), "seed_by_shape": _plain(made.noise.row),
-                                            "tau": _plain(made.tau), "drift_tau": _plain(made.drift_tau)},
+                                            "tau": _plain(made.tau), "arm_tau": _plain(made.arm_tau), "drift_tau": _plain(made.drift_tau)},
         **{name: _records(tables[name]) if name in tables else [] for name in CAPTIONS},
     }  # fmt: skip
 

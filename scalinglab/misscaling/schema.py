@@ -41,12 +41,13 @@ class MethodRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoiseRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """SDs. sigma : of a run, seed_by_shape : of what a seed moves all runs of a shape by, tau : of shapes about a line (nats);
-    drift_tau : of optima about a line (ln lr)."""
+    """SDs. sigma : of a run, seed_by_shape : of what a seed moves all runs of a shape by, tau : of shapes about a line, arm_tau : the
+    part that arms don't share (nats); drift_tau : of optima about a line (ln lr)."""
 
     sigma: Number
     seed_by_shape: Number
     tau: Number
+    arm_tau: Number
     drift_tau: Number
 
 

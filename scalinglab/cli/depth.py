@@ -34,6 +34,7 @@ def depth(
     checkpoints: Literal["final", "wsd"] = "final",
     charge_extras: bool = False,
     recipe: str | None = None,
+    diverged_above: float | None = None,
     reanalyse: bool = True,
     draws: int = 1999,
     seed: int = 0,
@@ -71,6 +72,7 @@ def depth(
         checkpoints: final rows, or wsd: all rows, declared to be annealed.
         charge_extras: Charge architectures with the parameters they add.
         recipe: Value of parametrization that labels rest on; by default each architecture's better one.
+        diverged_above: Loss from which a run counts as diverged.
         reanalyse: Repeat the analysis under other choices.
         draws: Of the parametric bootstrap.
         seed: Of the random numbers.
@@ -93,7 +95,7 @@ def depth(
     report = depth_benefit(
         table, reference=reference, group=group, where=where, estimand=estimand, shallow=shallow, deep=deep, params=hold,
         method=method, rates=rates, margin=margin, alpha=alpha, flops=flops, test=test, law=law, checkpoints=checkpoints,
-        charge_extras=charge_extras, recipe=recipe, reanalyse=reanalyse, draws=draws, rng=seed, prereg=prereg,
+        charge_extras=charge_extras, recipe=recipe, diverged_above=diverged_above, reanalyse=reanalyse, draws=draws, rng=seed, prereg=prereg,
     )  # fmt: skip
     print(report.summary())
     if out is not None:

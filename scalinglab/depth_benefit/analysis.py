@@ -14,10 +14,12 @@ import pandas as pd
 from scalinglab.depth_benefit import judging
 from scalinglab.depth_benefit.cell_effects import cell_effects
 from scalinglab.depth_benefit.cells import CellModel, ErrorModel, cell_table, correct_cells, fit_cells
+from scalinglab.depth_benefit.comparable import dropped_runs, unusual_losses
 from scalinglab.depth_benefit.divergence import Bounds, bounds, divergence_effect
 from scalinglab.depth_benefit.effects import Effect, EffectSet
 from scalinglab.depth_benefit.estimands import aspect_of, by_shape, law_effects
-from scalinglab.depth_benefit.intake import Finding, Intake
+from scalinglab.depth_benefit.findings import Finding
+from scalinglab.depth_benefit.intake import Intake
 from scalinglab.depth_benefit.labels import Evidence, Verdict, decide
 from scalinglab.depth_benefit.matching import match_prepared
 from scalinglab.depth_benefit.phrasing import both
@@ -53,6 +55,7 @@ class Options:
     checkpoints: Literal["final", "wsd"] = "final"
     cap: float | None = None
     test: Literal["t", "sign_flip"] = "t"
+    diverged_above: float | None = None
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,8 @@ def analyse(intake: Intake, options: Options, *, fit: Fit | None = None) -> Outc
     FitError
         The runs hold no depth contrast that the method can use.
     """
-    runs, edge = judging.tuned(intake.runs)
+    tried = intake.runs
+    runs, edge = judging.tuned(tried)
     if not len(runs):
         raise FitError("no run has a final loss: all diverged or were stopped")
     findings: list[Finding] = []
@@ -119,13 +123,16 @@ def analyse(intake: Intake, options: Options, *, fit: Fit | None = None) -> Outc
             raise FitError(_no_contrast(runs))
         made = _by_law(runs, options, fit)
     effects, model, rates, screen = made
+    findings += unusual_losses(runs)
+    if model is not None:
+        findings += dropped_runs(runs, model.table)
     if screen.borrowed:
         text = f"the margin and the compute-equivalents use borrowed rates ({screen.source})"
         findings.append(Finding("RATES_BORROWED", "warn", text))
     margin = screen.margin(options.margin)
     p_adj = judging.adjusted(effects)
     place = next(iter(effects)).contrast
-    lr = judging.learning_rates(intake, edge, place)
+    lr = judging.learning_rates(intake, edge, place, tried)
     primary = [(i, e) for i, e in enumerate(effects) if is_primary(e, options)]
     condition, identified = _condition(fit) if method == "law" else (None, True)
     verdicts: dict[str, Verdict] = {}
@@ -264,7 +271,8 @@ def _by_pairs(runs: pd.DataFrame, options: Options, fit: Fit | None) -> Made:
     rates, screen = _rates(runs, options, fit, place)
     names = set(matched.pairs["architecture"])
     reference = options.reference if options.reference in names else None
-    made = matched.contrast(rates=rates if options.correct else None, reference=reference)
+    pairing: Literal["auto", "paired"] = "paired" if options.test == "sign_flip" else "auto"  # signs are those of pairs
+    made = matched.contrast(rates=rates if options.correct else None, reference=reference, pairing=pairing)
     checked: list[Effect] = []
     for e in made:
         c = e.correction

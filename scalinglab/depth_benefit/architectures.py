@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from scalinglab.depth_benefit.analysis import Outcome
-from scalinglab.depth_benefit.labels import study_label
+from scalinglab.depth_benefit.labels import confounded_study, study_label
 from scalinglab.depth_benefit.study import Gate, joint_gate, pairs_equivalent, simultaneous
 from scalinglab.errors import ScalinglabError, ScalinglabWarning
 from scalinglab.fitting import Fit
@@ -50,9 +50,11 @@ def architecture_study(
             pairs_equivalent(outcome.effects.subset("E1"), margin=outcome.margin, rng=rng), reference, name,
         )  # fmt: skip
     limits = {str(a): (float(r["low"]), float(r["high"])) for a, r in gate.contrasts.iterrows()}
-    return gate, study_label(
-        p_gate=gate.p, p_bootstrap=gate.p_bootstrap, contrasts=limits, equivalent=gate.equivalent, alpha=alpha
-    )
+    told = study_label(
+        p_gate=gate.p, p_bootstrap=gate.p_bootstrap, contrasts=limits, equivalent=gate.equivalent, alpha=alpha,
+        second=gate.second,
+    )  # fmt: skip
+    return gate, confounded_study(told, outcome.verdicts, limits, reference)
 
 
 def law_bootstrap(fit: Fit, *, draws: int = 499, rng: int | np.random.Generator = 0) -> float:

@@ -18,7 +18,8 @@ from scalinglab.depth_benefit.architectures import architecture_study
 from scalinglab.depth_benefit.cells import ErrorModel
 from scalinglab.depth_benefit.effects import Effect, EffectSet
 from scalinglab.depth_benefit.estimands import drift, exponent_difference
-from scalinglab.depth_benefit.intake import Finding, Intake, ParamsChoice, take_in
+from scalinglab.depth_benefit.findings import Finding
+from scalinglab.depth_benefit.intake import Intake, ParamsChoice, take_in
 from scalinglab.depth_benefit.labels import Evidence, Verdict, decide
 from scalinglab.depth_benefit.phrasing import both
 from scalinglab.depth_benefit.prereg import deviations as departures
@@ -60,6 +61,7 @@ def depth_benefit(
     charge_extras: bool = False,
     recipe: str | None = None,
     cap: float | None = None,
+    diverged_above: float | None = None,
     reanalyse: bool = True,
     draws: int = 1999,
     rng: int = 0,
@@ -92,6 +94,7 @@ def depth_benefit(
     recipe : value of `parametrization` that labels rest on, for architectures that have several; by default the one with the
         lowest mean loss over shared shapes. E8 says what the recipe does to the depth benefit.
     cap : worst loss of a lost run, for bounds.
+    diverged_above : final loss (nats per token) above which a run counts as diverged, whatever its status says.
     reanalyse : make the re-analyses of table T6.
     draws, rng : of the parametric bootstrap and permutations.
     prereg : preregistration file (TOML): its keys become the options that aren't given, it is hashed into the result, and
@@ -127,7 +130,9 @@ def depth_benefit(
     params, flops, estimand = params or "backbone", flops or "causal", estimand or "E1"
     _check(margin=margin, alpha=alpha, estimand=estimand, flops=flops, draws=draws)
     table = runs if where is None else select(runs, where)
-    full = take_in(table, params=params, checkpoints=checkpoints, charge_extras=charge_extras)
+    full = take_in(
+        table, params=params, checkpoints=checkpoints, charge_extras=charge_extras, diverged_above=diverged_above
+    )
     intake, others = _chosen(full, group, params)
     recipes = separate(intake, recipe)
     intake = recipes.main
@@ -145,7 +150,7 @@ def depth_benefit(
     options = Options(
         reference=reference, method=method, estimand=estimand, shallow=shallow, deep=deep, degree=degree, error=error,
         rates=rates if isinstance(rates, Rates) else None, margin=margin, alpha=alpha, flops=flops, law=law,
-        checkpoints=checkpoints, cap=cap, test=test,
+        checkpoints=checkpoints, cap=cap, test=test, diverged_above=diverged_above,
     )  # fmt: skip
     if rates == "published":
         options = replace(options, rates=_published(intake))

@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pandas as pd
 
+from scalinglab.depth_benefit.findings import Finding
 from scalinglab.depth_benefit.phrasing import both
 from scalinglab.errors import SchemaError
 from scalinglab.information import ARM
@@ -17,6 +18,8 @@ _MIXING = (
     "eval_dataset", "split", "eval_tokens", "eval_sequences", "tokenizer", "vocab", "context", "corpus", "corpus_options",
 )  # fmt: skip
 _ONE_RUN = ("architecture", "parametrization", "match_group", "depth", "width", "seed")  # one value per run
+_FAR = 1.5  # times the lower quartile of its matched group: no shape of equal size and data is that much worse
+_NAMED = 4
 _BITS = (1.41, 1.475)  # losses in bits over losses in nats, with room for architectures that differ
 
 
@@ -82,6 +85,63 @@ def other_units(finals: pd.DataFrame) -> list[str]:
             told = f"{np.median(ratio):.3g} times those of {wide.columns[i]} at the same shapes, as {what} would be"
             out.append(f"losses of {wide.columns[j]} are {told}; all losses must be in nats: convert those ({how})")
     return out
+
+
+def unusual_losses(runs: pd.DataFrame) -> list[Finding]:
+    """Runs that carry a loss and no word of divergence, and yet a loss far above those of their matched group."""
+    usual = runs.groupby("group")["loss"].transform(lambda v: v.quantile(0.25)).astype(float)
+    loss = runs["loss"].astype(float)
+    far = runs[(loss > _FAR * usual).to_numpy()]
+    if not len(far):
+        return []
+    told = [
+        f"{r['run_id']} (loss {r['loss']:.3g}, {r['architecture']} {r['depth']:g}x{r['width']:g})"
+        for _, r in far.head(_NAMED).iterrows()
+    ]
+    more = f" and {len(far) - _NAMED} more" if len(far) > _NAMED else ""
+    around = float(usual[far.index].median())
+    text = (
+        f"{', '.join(told)}{more}: far above the {around:.3g} of their group, as after a divergence; they count as finished. "
+        f"{both('diverged_above', float(f'{_FAR * around:.2g}'))} counts them as lost, or mark them in the column status"
+    )
+    return [Finding("LOSS_OUTLIER", "warn", text)]
+
+
+def dropped_runs(runs: pd.DataFrame, cells: pd.DataFrame) -> list[Finding]:
+    """Runs that no cell of the analysis holds, by depth, and what keeps them apart.
+
+    cells : the cells analysed (`cells.CellModel.table`), whose blocks are groups joined by "+".
+    """
+    keys = ["architecture", "group", "depth", "width"]
+    held = cells.assign(group=cells["block"].str.split("+", regex=False)).explode("group")
+    known = set(held[keys].itertuples(index=False, name=None))
+    # a group's own name may hold a "+"
+    known |= set(cells.assign(group=cells["block"])[keys].itertuples(index=False, name=None))
+    out = np.array([row not in known for row in runs[keys].itertuples(index=False, name=None)], bool)
+    if not out.any():
+        return []
+    gone, kept = runs[out], runs[~out]
+    depths = ", ".join(f"{d:g}" for d in sorted(gone["depth"].unique()))
+    why = [
+        f"{name} {_span(gone[column])} where the others have {_span(kept[column])}"
+        for column, name in (("tokens", "tokens"), ("params", "parameters"))
+        if len(kept) and not _overlap(gone[column], kept[column])
+    ]
+    reason = ", ".join(why) or "their architecture has no second shape in their matched group"
+    text = (
+        f"{len(gone)} runs at depth {depths} are left out, as no matched group holds them and another depth: {reason}"
+    )
+    return [Finding("RUNS_LEFT_OUT", "warn", text)]
+
+
+def _overlap(a: pd.Series, b: pd.Series) -> bool:
+    """Whether the ranges of two columns come within 1 % of each other."""
+    return bool(a.min() <= 1.01 * b.max() and b.min() <= 1.01 * a.max())
+
+
+def _span(values: pd.Series) -> str:
+    low, high = float(values.min()), float(values.max())
+    return f"{low:.3g}" if high <= 1.01 * low else f"{low:.3g} to {high:.3g}"
 
 
 def _varies(values: pd.Series, cell: list[pd.Series]) -> bool:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scalinglab.arch_counts import extra_params
 from scalinglab.arch_options import OPTIONS
 from scalinglab.depth_benefit.comparable import one_setting_per_run, other_units, refusals
+from scalinglab.depth_benefit.findings import Finding
 from scalinglab.depth_benefit.phrasing import both
 from scalinglab.errors import ConfigError, SchemaError
 from scalinglab.runs import complete, declare_params
@@ -23,22 +24,12 @@ from scalinglab.shapes import FlopConvention, Shape
 
 Array = NDArray[np.float64]
 ParamsChoice = Literal["backbone", "total"]
-Severity = Literal["info", "warn", "block"]
 
 CONVENTIONS: tuple[FlopConvention, ...] = ("6n", "causal", "full")
 ALL = "all"  # the architecture of a table that names none
 _ALIASES = {  # names in published tables -> keys of arch_options.OPTIONS
     "sandwich_ln": "sandwich", "hc": "hyper_connections", "attnres_full": "attn_res", "attnres_block": "block_attn_res",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something that a reader must know: a stable code, how bad it is, and one sentence."""
-
-    code: str
-    severity: Severity
-    message: str
 
 
 @dataclass(frozen=True)
@@ -77,6 +68,7 @@ def take_in(
     params: ParamsChoice = "backbone",
     checkpoints: Literal["final", "wsd"] = "final",
     charge_extras: bool = False,
+    diverged_above: float | None = None,
 ) -> Intake:
     """Check a run table and make it ready for the estimands.
 
@@ -88,6 +80,7 @@ def take_in(
     checkpoints : "final" takes the last row of each run and refuses unfinished schedules; "wsd" declares that all rows are
         at a constant or annealed learning rate, so that checkpoints are usable losses (laws only).
     charge_extras : add the parameters of each known architecture to the counts of tables that hold Pre-LN counts only.
+    diverged_above : final loss (nats per token) above which a run counts as diverged, whatever its status says.
 
     Raises
     ------
@@ -151,6 +144,14 @@ def take_in(
         _positive(live, "loss", np.ones(len(live), bool))
     invalid = refusals(live, checkpoints)
     finals = _finals(live[~live["run_id"].isin(dead["run_id"])])
+    if diverged_above is not None:
+        over = finals["loss"].astype(float) > _threshold(diverged_above)
+        dead = pd.concat([dead, finals[over]]) if over.any() else dead
+        live = live[~live["run_id"].isin(finals.loc[over, "run_id"])]
+        finals = finals[~over].copy()
+        if over.any():
+            text = f"{int(over.sum())} runs with a final loss above {diverged_above:g} count as lost"
+            findings.append(Finding("DIVERGED_ABOVE", "info", text))
     invalid += other_units(finals)
     findings += _remarks(finals, dead, table)
     for frame in (finals, dead):
@@ -175,6 +176,12 @@ def known_architecture(name: str) -> str | None:
     """Key of `arch_options.OPTIONS` that a name of a table stands for, or None."""
     key = _ALIASES.get(name, name)
     return key if key in OPTIONS else None
+
+
+def _threshold(diverged_above: float) -> float:
+    if not diverged_above > 0:
+        raise ConfigError(f"diverged_above={diverged_above!r} is a loss in nats per token and must be positive")
+    return diverged_above
 
 
 def _positive(table: pd.DataFrame, column: str, rows: NDArray[np.bool_]) -> None:

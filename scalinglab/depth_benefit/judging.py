@@ -25,6 +25,7 @@ from scalinglab.inventory import MATCH_LIMIT
 Array = NDArray[np.float64]
 
 LR_CURVATURE = 0.0155  # nats per (ln lr)^2 around the optimum: median of 17 settings of the step-law grid (.010-.026)
+_GRID = 3  # learning rates that bracket an optimum
 _LR_DRIFT = 0.5  # the optimum falls like depth^-1/2 under an uncorrected parametrization
 _DEPTH_SAFE = frozenset({"completep", "depth_mup", "depth-mup"})  # parametrizations that keep the optimum over depth
 
@@ -78,18 +79,32 @@ def lost_at_best(lost: pd.DataFrame, kept: pd.DataFrame) -> pd.DataFrame:
     return lost[same.to_numpy(bool)].reset_index(drop=True)
 
 
-def learning_rates(intake: Intake, edge: Mapping[str, tuple[str, ...]], contrast: Mapping[str, float]) -> LearningRates:
-    """Edge hits, whether all shapes of an architecture share one learning rate, and what its drift would cost."""
+def learning_rates(
+    intake: Intake, edge: Mapping[str, tuple[str, ...]], contrast: Mapping[str, float], tried: pd.DataFrame
+) -> LearningRates:
+    """Edge hits, whether all shapes of an architecture share one learning rate, and what its drift would cost.
+
+    tried : all runs, also those at other rates than the best of their cell. Cells that tried three rates or more and found
+    the best one inside are tuned, though it be the same one at all depths.
+    """
     runs = intake.runs
     common: dict[str, bool] = {}
     for a in intake.architectures:
         own = runs[runs["architecture"] == a]
         one = "lr" in own and own["lr"].notna().all() and len(own["lr"].unique()) == 1 and len(own) > 1
         safe = "parametrization" in own and own["parametrization"].astype(str).str.lower().isin(_DEPTH_SAFE).all()
-        common[a] = bool(one and not safe)
+        common[a] = bool(one and not safe and (a in edge or _rates_per_cell(tried, a) < _GRID))
     ratio = contrast.get("depth_deep", math.nan) / contrast.get("depth_shallow", math.nan)
     cost = LR_CURVATURE * (_LR_DRIFT * math.log(ratio)) ** 2 if ratio > 0 else 0.0
     return LearningRates(edge, common, cost)
+
+
+def _rates_per_cell(tried: pd.DataFrame, architecture: str) -> int:
+    """Fewest learning rates that a cell of an architecture tried; 0 where they aren't known."""
+    own = tried[tried["architecture"] == architecture]
+    if "lr" not in own or not len(own):
+        return 0
+    return int(own.groupby(["group", "depth", "width"])["lr"].nunique().min())
 
 
 def adjusted(effects: EffectSet) -> list[float]:
@@ -140,7 +155,7 @@ def judge(
         lr_common=lr.common.get(effect.architecture, False), drift_cost=_or(effect.of_gap(lr.drift_cost), lr.drift_cost), mismatch_needed=needed,
         correction_available=correction.applied or rates_known,
         correction=correction.nats if correction.applied else 0.0, modifiers=modifiers, mde=effect.mde,
-        unit=effect.unit,
+        unit=effect.unit, dln_params=_or(correction.dln_params, 0.0), dln_tokens=_or(correction.dln_tokens, 0.0),
     )  # fmt: skip
     moved: dict[str, str] = {}
     for name, other in (deletions or {}).items():

@@ -24,6 +24,7 @@ Interval = tuple[float, float]
 
 MAX_CONDITION = 1000.0
 MIN_ERROR_DF = 3.0
+_INSIDE = frozenset({"EQUIVALENT", "DEPTH_BENEFIT_TRIVIAL", "DEPTH_HARM_TRIVIAL"})
 MIN_SHAPE_SD = 0.2  # of ln aspect within a size class
 
 
@@ -41,7 +42,7 @@ class Evidence:
     lr_edge : arms whose best learning rate lies on the edge of their grid. lr_common, drift_cost : one learning rate for all
         arms, and what the drift of the optimum would then cost (nats).
     mismatch_needed, correction_available : whether the audit asks for a correction, and whether there is a rate.
-    correction : nats that were corrected.
+    correction : nats that were corrected. dln_params, dln_tokens : what is left unmatched, deep minus shallow, in ln.
     bounds : B at both ends of the divergence bounds, None without lost runs. bound_labels : labels there.
     composite_label : label of the analysis in which divergence is the worst outcome, None without lost runs.
     deletions : label (rules 8-10) with one run or shape left out, by its name.
@@ -76,6 +77,8 @@ class Evidence:
     modifiers: tuple[str, ...] = ()
     mde: float = math.nan
     unit: str = "nats"
+    dln_params: float = 0.0
+    dln_tokens: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.margin > 0:
@@ -92,7 +95,8 @@ class Verdict:
     also : later rules among 2-7 that hold as well, with their reasons. modifiers : appended, never substituted.
     stable, analyses : in how many of how many re-analyses the label is the same (0 of 0 without any).
     identical : re-analyses beside those that leave label, estimate and error as they are: the same data by the same
-        estimator, which prove nothing and are not counted.
+        estimator, which prove nothing and are not counted. impossible : those that this design can't bear, which prove nothing
+        either. understated : the larger shapes are the worse ones, so that unequal sizes can't explain the effect.
     """
 
     label: Label
@@ -103,6 +107,8 @@ class Verdict:
     stable: int = 0
     analyses: int = 0
     identical: int = 0
+    impossible: int = 0
+    understated: bool = False
 
     @property
     def codes(self) -> tuple[str, ...]:
@@ -112,10 +118,17 @@ class Verdict:
     @property
     def robustness(self) -> str:
         """ "label stable in k of K re-analyses", and how many more are left out of the count as identical."""
-        more = f" ({self.identical} more left the estimate as it is and don't count)" if self.identical else ""
+        said = [f"{self.identical} more left the estimate as it is and don't count"] if self.identical else []
+        if self.impossible:
+            said.append(f"{self.impossible} more can't be made with this design")
+        more = f" ({'; '.join(said)})" if said else ""
         if not self.analyses:
             return "no re-analysis that counts" + more if more else "no re-analysis"
         return f"label stable in {self.stable} of {self.analyses} re-analyses{more}"
+
+    def carries(self, label: str) -> bool:
+        """Whether a rule holds, as the label or behind it."""
+        return label == self.label or label in self.also
 
     def __str__(self) -> str:
         return " + ".join(self.codes) + f" ({self.reason})"
@@ -127,9 +140,10 @@ def decide(evidence: Evidence) -> Verdict:
     held = {label: reason for label, rule in RULES if (reason := rule(evidence)) is not None}
     if not held:
         return Verdict(reading, why, reading, {}, evidence.modifiers)
+    hidden = "CONFOUNDED_N" in held and evidence.mismatch_needed and mismatch_hides(evidence)
     first = next(iter(held))
     rest: dict[str, str] = {k: v for k, v in held.items() if k != first}
-    return Verdict(first, held[first], reading, rest, evidence.modifiers)
+    return Verdict(first, held[first], reading, rest, evidence.modifiers, understated=hidden)
 
 
 def reading_of(evidence: Evidence) -> tuple[Label, str]:
@@ -214,10 +228,25 @@ def _confounded_lr(e: Evidence) -> str | None:
 
 def _confounded_n(e: Evidence) -> str | None:
     if e.mismatch_needed and not e.correction_available:
+        if mismatch_hides(e):
+            more, worse = ("more", "worse") if e.estimate < 0 else ("fewer", "better")
+            off, what = (e.dln_params, "parameters") if abs(e.dln_params) > 1e-9 else (e.dln_tokens, "tokens")
+            return (
+                f"the deeper models have {more} {what} ({100 * math.expm1(off):+.2g} %) and are still {worse} "
+                f"({_name(e)} = {e.estimate:.3g} {_unit(e)}): unequal sizes can't explain that, and correcting them makes it "
+                "larger; no rate is known that says by how much"
+            )
         return "sizes differ between the shapes by more than the error allows, and no rate to correct them is known"
     if abs(e.correction) > abs(e.estimate):
         return f"the correction for unequal sizes ({abs(e.correction):.3g} {_unit(e)}) is larger than what it leaves"
     return None
+
+
+def mismatch_hides(e: Evidence) -> bool:
+    """Whether what is unmatched works against an effect: the larger (or longer trained) shapes are shown to be worse."""
+    shown = e.ci95[0] > 0 or e.ci95[1] < 0
+    off = [v for v in (e.dln_params, e.dln_tokens) if abs(v) > 1e-9]
+    return shown and bool(off) and all(v * e.estimate < 0 for v in off)
 
 
 def _selection(e: Evidence) -> str | None:
@@ -231,9 +260,14 @@ def _selection(e: Evidence) -> str | None:
     return f"the label would be {' or '.join(changed)} had the lost runs lived or counted as worst" if changed else None
 
 
+def same_in_practice(label: str, other: str) -> bool:
+    """Whether two readings mean the same in practice: an effect inside the margin, of either sign, is equivalence."""
+    return label == other or {label, other} <= _INSIDE
+
+
 def _fragile(e: Evidence) -> str | None:
     own = reading_of(e)[0]
-    changed = {name: label for name, label in e.deletions.items() if label != own}
+    changed = {name: label for name, label in e.deletions.items() if not same_in_practice(label, own)}
     if not changed:
         return None
     name = next(iter(changed))
@@ -255,23 +289,55 @@ RULES: tuple[tuple[Label, Callable[[Evidence], str | None]], ...] = (
 
 # ---- the study and its rivals -----------------------------------------------------------------------------------------------
 def study_label(
-    *, p_gate: float, p_bootstrap: float, contrasts: Mapping[str, Interval], equivalent: bool, alpha: float = 0.05
+    *,
+    p_gate: float,
+    p_bootstrap: float,
+    contrasts: Mapping[str, Interval],
+    equivalent: bool,
+    alpha: float = 0.05,
+    second: str = "bootstrap",
 ) -> tuple[Label, str]:
     """Whether the depth effect depends on the architecture.
 
     ARCH_DEPENDENT iff the joint test rejects by the cell-mean F and by the parametric bootstrap, and at least one
     simultaneous interval of a difference excludes 0. ARCH_INDEPENDENT iff all pairwise differences are equivalent
-    (`equivalent`: simultaneous 90 % intervals inside the margin). Else ARCH_UNRESOLVED: that one architecture's effect is
+    (`second` names the test behind p_bootstrap; `equivalent`: simultaneous 90 % intervals inside the margin). Else ARCH_UNRESOLVED: that one architecture's effect is
     significant and another's isn't is never evidence of a difference.
     """
     apart = [a for a, (low, high) in contrasts.items() if low > 0 or high < 0]
     if p_gate < alpha and p_bootstrap < alpha and apart:
-        return "ARCH_DEPENDENT", f"gate p = {p_gate:.2g}, bootstrap p = {p_bootstrap:.2g}; apart: {', '.join(apart)}"
+        return "ARCH_DEPENDENT", f"gate p = {p_gate:.2g}, {second} p = {p_bootstrap:.2g}; apart: {', '.join(apart)}"
     if equivalent:
         return "ARCH_INDEPENDENT", "all pairwise differences lie inside the margin (simultaneous 90 % intervals)"
     return (
         "ARCH_UNRESOLVED",
-        f"gate p = {p_gate:.2g}, bootstrap p = {p_bootstrap:.2g}; neither dependence nor equivalence",
+        f"gate p = {p_gate:.2g}, {second} p = {p_bootstrap:.2g}; neither dependence nor equivalence",
+    )
+
+
+def confounded_study(
+    study: tuple[str, str], verdicts: Mapping[str, Verdict], contrasts: Mapping[str, Interval], reference: str
+) -> tuple[str, str]:
+    """The study's label where learning rates can make it: ARCH_UNRESOLVED, with that reason.
+
+    A mismatch in size is common to all architectures and can't make them differ; an optimal learning rate moves with depth in
+    each architecture on its own. Dependence is open where the reference, or every architecture apart from it, carries
+    CONFOUNDED_LR; equivalence, a claim about all pairs, where any does.
+    """
+    label, why = study
+    hit = [a for a, v in verdicts.items() if v.carries("CONFOUNDED_LR") or v.carries("INVALID_DATA")]
+    apart = [a for a, (low, high) in contrasts.items() if low > 0 or high < 0]
+    if label == "ARCH_DEPENDENT":
+        doubtful = reference in hit or all(a in hit for a in apart)
+    else:
+        doubtful = label == "ARCH_INDEPENDENT" and bool(hit)
+    if not doubtful:
+        return study
+    what = "a difference" if label == "ARCH_DEPENDENT" else "equivalence"
+    return (
+        "ARCH_UNRESOLVED",
+        f"learning rates may explain {what}: {', '.join(hit)} {'is' if len(hit) == 1 else 'are'} CONFOUNDED_LR, and the best rate "
+        f"may move with depth in one architecture and not in another ({why})",
     )
 
 

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from scalinglab.depth_benefit.analysis import Options, Outcome, analyse, own_law
 from scalinglab.depth_benefit.cells import cell_table, fit_cells
 from scalinglab.depth_benefit.effects import Effect, satterthwaite
-from scalinglab.depth_benefit.intake import Finding, Intake
+from scalinglab.depth_benefit.findings import Finding
+from scalinglab.depth_benefit.intake import Intake
 from scalinglab.depth_benefit.judging import tuned
 from scalinglab.errors import ConfigError, ScalinglabError, ScalinglabWarning
 from scalinglab.hypotheses.multiplicity import adjust

@@ -15,7 +15,8 @@ import pandas as pd
 from scalinglab.depth_benefit import schema
 from scalinglab.depth_benefit.analysis import Options, Outcome, is_primary
 from scalinglab.depth_benefit.effects import Effect
-from scalinglab.depth_benefit.intake import Finding, Intake
+from scalinglab.depth_benefit.findings import Finding
+from scalinglab.depth_benefit.intake import Intake
 from scalinglab.depth_benefit.labels import Verdict
 from scalinglab.depth_benefit.phrasing import both
 from scalinglab.depth_benefit.study import Gate
@@ -246,13 +247,22 @@ def advice(outcome: Outcome, verdicts: Mapping[str, Verdict], options: Options) 
         if not is_primary(e, options) or e.architecture not in verdicts or not e.usable:
             continue
         v = verdicts[e.architecture]
-        if v.reading in ("INCONCLUSIVE",) and e.df >= 1:
+        if v.reading == "INCONCLUSIVE" and e.df >= 1 and not math.isfinite(e.exact_p):
             # half-width of the 90 % interval that equivalence at B = 0 needs, against what there is
             need = e.of_gap(outcome.margin) / (2 * t_quantile(0.95, min(e.df, 1e9)))
             times = (e.se / need) ** 2
             out.append(
                 f"{e.architecture}: {what} below {e.mde:.2g} {unit} can be missed; an error {math.sqrt(times):.2g} times smaller "
                 f"would settle it against the margin of {e.of_gap(outcome.margin):.2g}: more depths further apart first, seeds second"
+            )
+        if v.carries("UNTESTABLE_N") and math.isfinite(e.exact_p):
+            asked = outcome.evidence[e.architecture].alpha_adj or options.alpha
+            pairs = 1 + math.ceil(math.log2(1 / asked))
+            out.append(f"{e.architecture}: sign flips need {pairs} pairs of runs for a p that can be below {asked:.3g}")
+        if v.carries("CONFOUNDED_LR"):
+            out.append(
+                f"{e.architecture}: sweep the learning rate at every depth, three rates or more with the best one inside; only "
+                "then can architectures be compared over depth"
             )
         if v.label == "CONFOUNDED_N":
             out.append(

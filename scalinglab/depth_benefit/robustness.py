@@ -13,7 +13,7 @@ import pandas as pd
 
 from scalinglab.depth_benefit.analysis import Options, Outcome, analyse, own_law, usable
 from scalinglab.depth_benefit.intake import CONVENTIONS, Intake, ParamsChoice, take_in
-from scalinglab.depth_benefit.labels import Verdict
+from scalinglab.depth_benefit.labels import Verdict, same_in_practice
 from scalinglab.depth_benefit.rates import published_rates
 from scalinglab.errors import FitError, ScalinglabError, ScalinglabWarning
 from scalinglab.fitting import Fit
@@ -67,16 +67,18 @@ def with_stability(verdicts: Mapping[str, Verdict], rows: Sequence[Mapping[str, 
     out = {}
     for a, verdict in verdicts.items():
         own = [r for r in rows if r.get("architecture") == a and r.get("label")]
+        barred = sum(_barred(str(r["label"]), verdict) for r in own)
         counted = [r["label"] for r in own if r["counts"]]
         out[a] = replace(
             verdict, stable=sum(1 for v in counted if v == verdict.label), analyses=len(counted),
-            identical=len(own) - len(counted),
+            identical=len(own) - len(counted) - barred, impossible=barred,
         )  # fmt: skip
     return out
 
 
 def _with_counts(rows: Sequence[dict[str, object]], base: Outcome) -> list[dict[str, object]]:
-    """Rows that say whether they count: not where label, estimate and error are those reported.
+    """Rows that say whether they count: not where label, estimate and error are those reported, nor where the design can't
+    bear the analysis.
 
     The same data by the same estimator can't move B, so that its label agrees is no evidence. Where such a row changes the
     label all the same (another count of parameters lifts a confound), it counts: leaving it out would hide the change.
@@ -90,8 +92,14 @@ def _with_counts(rows: Sequence[dict[str, object]], base: Outcome) -> list[dict[
             same = same and (
                 math.isclose(given, value, rel_tol=1e-9, abs_tol=1e-15) or (math.isnan(given) and math.isnan(value))
             )
-        out.append({**r, "counts": bool(r["label"]) and not same})
+        barred = e is not None and _barred(str(r["label"]), base.verdicts[str(r["architecture"])])
+        out.append({**r, "counts": bool(r["label"]) and not same and not barred})
     return out
+
+
+def _barred(label: str, verdict: Verdict) -> bool:
+    """Whether a re-analysis gives no answer where the analysis reported does: that is no instability of the label."""
+    return label == "NOT_IDENTIFIED" != verdict.label
 
 
 Plan = tuple[str, Callable[[], Outcome | None]]
@@ -137,15 +145,26 @@ def _plans(study: Study, base: Outcome) -> Iterator[Plan]:
         yield f"group {name}", lambda others=others: _other(others, o)  # type: ignore[misc]
 
 
+def _taken(study: Study, params: ParamsChoice, charge_extras: bool) -> Intake:
+    o = study.options
+    return take_in(
+        study.raw,
+        params=params,
+        checkpoints=o.checkpoints,
+        charge_extras=charge_extras,
+        diverged_above=o.diverged_above,
+    )
+
+
 def _counted(study: Study, params: ParamsChoice) -> Outcome:
-    fresh = take_in(study.raw, params=params, checkpoints=study.options.checkpoints, charge_extras=study.charge_extras)
+    fresh = _taken(study, params, study.charge_extras)
     intake = _same_runs(fresh, study.intake)
     fit, _ = own_law(intake, study.options)
     return analyse(intake, study.options, fit=fit)
 
 
 def _charged(study: Study) -> Outcome:
-    fresh = take_in(study.raw, params=study.params, checkpoints=study.options.checkpoints, charge_extras=True)
+    fresh = _taken(study, study.params, True)
     intake = _same_runs(fresh, study.intake)
     fit, _ = own_law(intake, study.options)
     return analyse(intake, study.options, fit=fit)
@@ -179,7 +198,7 @@ def _deletion_rows(base: Outcome) -> list[dict[str, object]]:
     for a, e in base.evidence.items():
         if not e.deletions:
             continue
-        changed = {k: v for k, v in e.deletions.items() if v != base.verdicts[a].reading}
+        changed = {k: v for k, v in e.deletions.items() if not same_in_practice(v, base.verdicts[a].reading)}
         label = base.verdicts[a].label
         note = f"reading changes in {len(changed)} of {len(e.deletions)} deletions"
         rows.append({"analysis": "leave one run or shape out", "architecture": a, "estimate": e.estimate, "se": e.se,

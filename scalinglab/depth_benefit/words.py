@@ -9,8 +9,10 @@ import pandas as pd
 
 from scalinglab.depth_benefit.analysis import Options, Outcome, is_primary
 from scalinglab.depth_benefit.effects import Effect
-from scalinglab.depth_benefit.intake import Finding, Intake
+from scalinglab.depth_benefit.findings import Finding
+from scalinglab.depth_benefit.intake import Intake
 from scalinglab.depth_benefit.labels import Verdict
+from scalinglab.depth_benefit.phrasing import REFUSALS, UNDERSTATED, compute_worth
 from scalinglab.depth_benefit.study import Gate
 
 _LOSS_DIGITS = 4
@@ -23,21 +25,20 @@ def effect_sentence(outcome: Outcome, effect: Effect, p_adj: float) -> str:
     low, high = effect.interval(0.95)
     if not effect.usable:
         return f"{effect.architecture}: the design gives B = {_n(effect.estimate)} nats without an error."
-    better = "lower" if effect.estimate > 0 else "higher"
-    head = (
-        f"At N = {_count(c.get('params'))} parameters and D = {_count(c.get('tokens'))} tokens, {effect.architecture} models "
-        f"with {c.get('depth_deep', math.nan):.3g} layers reached {better} loss than {c.get('depth_shallow', math.nan):.3g}-layer "
-        f"models" if effect.estimate != 0 else f"{effect.architecture}: loss was equal at both depths"
-    )  # fmt: skip
-    t = effect.estimate / effect.se
-    text = (
-        f"{head}, B = {_n(effect.estimate)} nats, 95 % CI [{_n(low)}, {_n(high)}], t({effect.df:.3g}) = {t:.2g}, "
-        f"p_Holm {_p(p_adj)} ({effect.method})"
-    )
+    deep, shallow = (f"{c.get(f'depth_{arm}', math.nan):.3g}" for arm in ("deep", "shallow"))
+    at = f"At N = {_count(c.get('params'))} parameters and D = {_count(c.get('tokens'))} tokens"
+    if low > 0 or high < 0:
+        better = "lower" if low > 0 else "higher"
+        head = (
+            f"{at}, {effect.architecture} models with {deep} layers reached {better} loss than {shallow}-layer models"
+        )
+    else:
+        head = f"{at} it is open whether {effect.architecture} models with {deep} layers reach lower or higher loss than {shallow}-layer models"
+    text = f"{head}, B = {_n(effect.estimate)} nats, 95 % CI [{_n(low)}, {_n(high)}], {_test(effect)}p_Holm {_p(p_adj)} ({effect.method})"
     if outcome.screen.compute > 0:
-        share = [100 * math.expm1(v / outcome.screen.compute) for v in (effect.estimate, low, high)]
+        worth = [v / outcome.screen.compute for v in (effect.estimate, low, high)]
         by = " at borrowed rates" if outcome.screen.borrowed else ""
-        text += f", equivalent to {share[0]:.2g} % [{share[1]:.2g}, {share[2]:.2g}] training compute{by}"
+        text += f", equivalent to {compute_worth(worth)} training compute{by}"
     k = effect.correction
     if k.applied:
         text += f"; correcting a {100 * math.expm1(k.dln_params):+.2g} % parameter mismatch changed B by {k.nats:+.{_LOSS_DIGITS}f}"
@@ -54,27 +55,44 @@ def slope_sentence(outcome: Outcome, effect: Effect, p_adj: float) -> str:
         return (
             f"{effect.architecture}: the design gives a slope of {_n(effect.estimate)} nats per ln L without an error."
         )
-    falls = "fell" if effect.estimate > 0 else "rose"
+    at = f"At N = {_count(c.get('params'))} parameters and D = {_count(c.get('tokens'))} tokens"
+    if low > 0 or high < 0:
+        falls = "fell" if low > 0 else "rose"
+        head = f"{at} the loss of {effect.architecture} {falls} by {_n(abs(effect.estimate))} nats per e-fold of depth"
+    else:
+        head = (
+            f"{at} it is open whether the loss of {effect.architecture} falls or rises with depth: it fell by "
+            f"{_n(effect.estimate)} nats per e-fold"
+        )
     return (
-        f"At N = {_count(c.get('params'))} parameters and D = {_count(c.get('tokens'))} tokens the loss of "
-        f"{effect.architecture} {falls} by {_n(abs(effect.estimate))} nats per e-fold of depth ({effect.note}), 95 % CI of "
+        f"{head} ({effect.note}), 95 % CI of "
         f"the fall [{_n(low)}, {_n(high)}], t({effect.df:.3g}) = {effect.estimate / effect.se:.2g}, p_Holm {_p(p_adj)} "
         f"({effect.method}); the margin of {outcome.margin:.2g} nats between {c.get('depth_shallow', math.nan):.3g} and "
         f"{c.get('depth_deep', math.nan):.3g} layers is one of {effect.of_gap(outcome.margin):.2g} nats per ln L."
     )
 
 
-def verdict_sentence(outcome: Outcome, effect: Effect, verdict: Verdict) -> str:
-    """Equivalence or lack of resolution in words; empty where the effect sentence says it all."""
+def verdict_sentence(outcome: Outcome, effect: Effect, verdict: Verdict, alpha: float = 0.05) -> str:
+    """Equivalence or lack of resolution in words; empty where the effect sentence says it all.
+
+    alpha : what the smallest p of the test is held against.
+    """
     low, high = effect.interval(0.90)
     unit = "nats per ln L" if effect.unit == "nats/lnL" else "nats"
     if verdict.reading == "EQUIVALENT":
         c = effect.contrast
         return (
-            f"{effect.architecture}: aspect ratio between {c.get('aspect_deep', math.nan):.3g} and "
-            f"{c.get('aspect_shallow', math.nan):.3g} was equivalent to within the margin (δ = {effect.of_gap(outcome.margin):.2g} {unit}; "
+            f"{effect.architecture}: d/L {c.get('aspect_deep', math.nan):.3g} and "
+            f"{c.get('aspect_shallow', math.nan):.3g} were equivalent to within the margin (δ = {effect.of_gap(outcome.margin):.2g} {unit}; "
             f"90 % CI [{_n(low)}, {_n(high)}])."
         )
+    if effect.p_min > alpha:
+        return (
+            f"{effect.architecture}: the smallest p that this test can give with so few runs is {effect.p_min:.3g}, above "
+            f"{alpha:.3g}: no result could have been significant."
+        )
+    if verdict.reading == "INCONCLUSIVE" and math.isfinite(effect.exact_p):
+        return f"{effect.architecture}: inconclusive."
     if verdict.reading == "INCONCLUSIVE":
         return f"{effect.architecture}: inconclusive (MDE = {effect.mde:.2g} {unit} at 80 % power)."
     return ""
@@ -89,15 +107,44 @@ def recipe_sentence(effect: Effect, p_adj: float) -> str:
     )
 
 
-def interaction_sentence(gate: Gate | None, label: str) -> str:
-    """The joint test and the contrasts that it admits."""
-    if gate is None:
+def refusal(verdict: Verdict, why: bool = False) -> str:
+    """What must stand behind a sentence on an architecture whose label bears no claim (and why); empty where it does."""
+    if verdict.label == verdict.reading:
         return ""
+    words = UNDERSTATED if verdict.understated and verdict.label == "CONFOUNDED_N" else REFUSALS[verdict.label]
+    return f" Not a claim: {words}{f' ({verdict.reason})' if why else ''}."
+
+
+def interaction_sentence(
+    gate: Gate | None,
+    study: tuple[str, str],
+    verdicts: Mapping[str, Verdict],
+    *,
+    margin: float,
+    contrast: Mapping[str, float],
+) -> str:
+    """The joint test, which asks whether curves of loss over depth are parallel, and the contrasts that it admits.
+
+    margin : nats. contrast : depths that the contrasts are about.
+    """
+    if gate is None or study[0] == "INVALID_DATA":
+        return ""
+    label = study[0]
     head = f"F({gate.df[0]:g}, {gate.df[1]:g}) = {gate.statistic:.2f}, p {_p(gate.p)} ({gate.second} p {_p(gate.p_bootstrap)})"
     table = gate.contrasts
     apart = table[(table["low"] > 0) | (table["high"] < 0)]
+    if label == "ARCH_INDEPENDENT":
+        return (
+            f"All pairwise differences of the depth gap lie inside the margin (δ = {margin:.2g} nats, simultaneous 90 % intervals); "
+            f"test that the curves of loss over depth are parallel: {head}."
+        )
+    confounded = [a for a, v in verdicts.items() if v.carries("CONFOUNDED_LR")]
     if label != "ARCH_DEPENDENT":
-        return f"Whether the depth gap differs between architectures is unresolved, {head}."
+        text = (
+            "Whether the depth gap differs between architectures is unresolved; test that the curves of loss over depth are "
+            f"parallel: {head}."
+        )
+        return f"{text} Not a claim: {study[1]}." if confounded and len(apart) else text
     told = "; ".join(
         f"{'larger' if r['estimate'] > 0 else 'smaller'} for {a} by {_n(abs(r['estimate']))} nats "
         f"[{_n(min(abs(r['low']), abs(r['high'])))}, {_n(max(abs(r['low']), abs(r['high'])))}], max-t p {_p(r['p_max_t'])}"
@@ -105,27 +152,44 @@ def interaction_sentence(gate: Gate | None, label: str) -> str:
     )
     rest = len(table) - len(apart)
     other = f"; {rest} other contrasts were unresolved" if rest else ""
-    return f"The depth gap differed between architectures, {head}. Relative to {gate.reference}, it was {told}{other}."
+    doubt = [str(a) for a in apart.index if a in confounded]
+    caveat = f" Not a claim for {', '.join(doubt)}: {REFUSALS['CONFOUNDED_LR']}." if doubt else ""
+    depths = " and ".join(f"{contrast.get(f'depth_{arm}', math.nan):.3g}" for arm in ("shallow", "deep"))
+    return (
+        f"The architectures' curves of loss over depth are not parallel, {head}. Relative to {gate.reference}, the gap between "
+        f"{depths} layers was {told}{other}.{caveat}"
+    )
 
 
 def sentences(
     outcome: Outcome, gate: Gate | None, verdicts: Mapping[str, Verdict], study: tuple[str, str], options: Options
 ) -> dict[str, str]:
-    """All sentences by name: one effect per architecture, slope and recipe where asked, equivalence or null, interaction."""
+    """All sentences by name: one effect per architecture, slope and recipe where asked, equivalence or null, interaction.
+
+    Data that can't be used gives no sentence but its label; other labels that bear no claim say so behind each sentence.
+    """
     out: dict[str, str] = {}
     primary = {e.architecture: e for e in reversed(outcome.effects.effects) if is_primary(e, options)}
     for e, p in zip(outcome.effects, outcome.p_adj, strict=True):
+        verdict = verdicts.get(e.architecture)
+        if verdict is not None and verdict.label == "INVALID_DATA":
+            continue
+        no, long = ("", "") if verdict is None else (refusal(verdict), refusal(verdict, why=True))
         if e.estimand == "E1" and not e.variant:
-            out[f"effect/{e.architecture}"] = effect_sentence(outcome, e, p)
+            out[f"effect/{e.architecture}"] = effect_sentence(outcome, e, p) + long
         elif e.estimand == "E1s" and options.estimand == "E1s":
-            out[f"slope/{e.architecture}"] = slope_sentence(outcome, e, p)
+            out[f"slope/{e.architecture}"] = slope_sentence(outcome, e, p) + long
         elif e.estimand == "E8":
-            out[f"recipe/{e.architecture}/{e.variant}"] = recipe_sentence(e, p)
+            out[f"recipe/{e.architecture}/{e.variant}"] = recipe_sentence(e, p) + no
     for a, verdict in verdicts.items():
-        if a in primary and (text := verdict_sentence(outcome, primary[a], verdict)):
-            out[f"reading/{a}"] = text
+        if a in primary and verdict.label != "INVALID_DATA":
+            asked = outcome.evidence[a].alpha_adj if a in outcome.evidence else None
+            text = verdict_sentence(outcome, primary[a], verdict, options.alpha if asked is None else asked)
+            if text:
+                out[f"reading/{a}"] = text + refusal(verdict)
         out[f"label/{a}"] = f"{a}: {verdict}; {verdict.robustness}."
-    told = interaction_sentence(gate, study[0])
+    place = next((e.contrast for e in outcome.effects), {})
+    told = interaction_sentence(gate, study, verdicts, margin=outcome.margin, contrast=place)
     if told:
         out["interaction"] = told
     return out
@@ -197,6 +261,11 @@ def _values(runs: pd.DataFrame, columns: Sequence[str]) -> str:
             told = ", ".join(f"{v:g}" if isinstance(v, int | float) else str(v) for v in values[:6])
             return told + (f" and {len(values) - 6} more" if len(values) > 6 else "")
     return NOT_STATED
+
+
+def _test(effect: Effect) -> str:
+    """The t statistic; nothing where the p is that of an exact test."""
+    return "" if math.isfinite(effect.exact_p) else f"t({effect.df:.3g}) = {effect.estimate / effect.se:.2g}, "
 
 
 def _n(value: float) -> str:

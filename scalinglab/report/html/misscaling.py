@@ -167,7 +167,8 @@ def _masthead(report: MisscalingReport) -> ET.Element:
 
 
 def _reasons(report: MisscalingReport) -> ET.Element:
-    items = [el("li", r[:1].upper() + r[1:] + ".") for r in report.reasons]
+    names = tuple({a for arm in report.grids.arms for a in arm if a})
+    items = [el("li", (r if r.startswith(names) else r[:1].upper() + r[1:]) + ".") for r in report.reasons]
     return section("reasons", "Why, and what is missing", el("ul", items, class_="notes"), lead=report.basis)
 
 

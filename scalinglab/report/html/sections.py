@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from scalinglab.depth_benefit.phrasing import beyond
 from scalinglab.report.figures.benefit import decimals
 from scalinglab.report.html import arms as held
 from scalinglab.report.html.elements import Child, el, table
 from scalinglab.report.html.graphics import strip_chart
-from scalinglab.report.html.wording import SEVERITIES, SIGNS, and_list, wording
+from scalinglab.report.html.wording import SEVERITIES, SIGNS, Wording, and_list, worded, wording
 from scalinglab.report.style import count_label
 from scalinglab.report.tables import p_value
 
@@ -64,13 +65,13 @@ def masthead(report: DepthReport, effects: list[Effect]) -> ET.Element:
 
 def answers(report: DepthReport) -> list[str]:
     """What the labels say, one sentence per label, claims first; then whether architectures differ."""
-    by_label: dict[str, list[str]] = {}
+    by_words: dict[Wording, list[str]] = {}
     for a, v in report.verdicts.items():
-        by_label.setdefault(v.label, []).append(a)
+        by_words.setdefault(worded(v.label, v), []).append(a)
     claims = {"better": 0, "worse": 1, "equal": 2, "open": 3, "refused": 4}
     out = []
-    for label in sorted(by_label, key=lambda k: claims[wording(k).tone]):
-        names, words = by_label[label], wording(label)
+    for words in sorted(by_words, key=lambda w: claims[w.tone]):
+        names = by_words[words]
         all_of_many = len(names) == len(report.verdicts) > 2
         if words.tone == "refused":
             of = "No claim for " + (f"any of the {len(names)} architectures" if all_of_many else and_list(names))
@@ -83,7 +84,8 @@ def answers(report: DepthReport) -> list[str]:
             apart = report.gate.contrasts
             apart = apart[(apart["low"] > 0) | (apart["high"] < 0)]
             told += f": {and_list([str(a) for a in apart.index])} differ{'s' if len(apart) == 1 else ''} from {report.gate.reference}"
-        out.append(told + ".")
+        learning = report.study == "ARCH_UNRESOLVED" and report.study_reason.startswith("learning rates")
+        out.append(told + (": learning rates may explain what the tests say." if learning else "."))
     return out
 
 
@@ -123,7 +125,7 @@ def cards(report: DepthReport, effects: list[Effect]) -> ET.Element:
 
 def _card(report: DepthReport, a: str, effect: Effect | None, reach: float, digits: int, brief: bool) -> ET.Element:
     v = report.verdicts[a]
-    words = wording(v.label)
+    words = worded(v.label, v)
     reference = (
         el("span", "reference", class_="tag") if a == report.options.reference and len(report.verdicts) > 1 else None
     )
@@ -152,7 +154,7 @@ def _card(report: DepthReport, a: str, effect: Effect | None, reach: float, digi
         parts.append(el("p", _sentence(v.reason)))
     if v.label != v.reading:
         parts.append(el("p", "The intervals alone would say: ", el("b", wording(v.reading).short.lower()), "."))
-    also = [f"{wording(k).short.lower()} ({why})" for k, why in v.also.items()]
+    also = [f"{worded(k, v).short.lower()} ({why})" for k, why in v.also.items()]
     if also:
         parts.append(el("p", "Also: ", "; ".join(also), "."))
     modifiers = [wording(m).short for m in v.modifiers]
@@ -173,8 +175,9 @@ def _worth(report: DepthReport, effect: Effect) -> str:
     outcome = report.outcome
     if outcome is None or effect.unit != "nats" or not outcome.screen.compute > 0:
         return ""
-    share = [math.expm1(v / outcome.screen.compute) for v in (effect.estimate, *effect.interval(0.95))]
-    told = f"worth {percent(share[0])} compute [{percent(share[1])}, {percent(share[2])}]"
+    logs = [v / outcome.screen.compute for v in (effect.estimate, *effect.interval(0.95))]
+    share = [beyond(v) or percent(math.expm1(v)) for v in logs]
+    told = f"worth {share[0]} compute [{share[1]}, {share[2]}]"
     return told + (", at borrowed rates" if outcome.screen.borrowed else "")
 
 
@@ -250,7 +253,7 @@ def robustness(report: DepthReport, figure: Child) -> ET.Element:
         body.append(el("tr", cells))
     stable = [el("td", f"{report.verdicts[a].stable} of {report.verdicts[a].analyses}") for a in own]
     grid = el(
-        "table", el("caption", "Label and estimate of every re-analysis; marked where the label changes. In brackets: leaves label and estimate as they are and isn't counted"),
+        "table", el("caption", "Label and estimate of every re-analysis; marked where the label changes. In brackets: isn't counted, as it leaves label and estimate as they are or can't be made with this design"),
         el("thead", el("tr", el("th", "re-analysis", scope="col"), [el("th", a, scope="col") for a in own])),
         el("tbody", body), el("tfoot", el("tr", el("th", "label stable in", scope="row"), stable)), class_="grid",
     )  # fmt: skip

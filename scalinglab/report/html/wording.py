@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from scalinglab.depth_benefit.labels import Verdict
 
 Tone = Literal["better", "worse", "equal", "open", "refused"]
 SIGNS: dict[Tone, str] = {"better": "▲", "worse": "▼", "equal": "=", "open": "?", "refused": "!"}
@@ -45,6 +48,16 @@ WORDS: dict[str, Wording] = {
 }  # fmt: skip
 
 SEVERITIES = {"block": "Blocks a claim", "warn": "Caution", "info": "Note"}
+
+
+UNDERSTATED = Wording(
+    "Unequal sizes can't explain it", "refused", "The larger shapes are the worse ones: at equal size the gap is larger still; by how much is open."
+)  # fmt: skip
+
+
+def worded(label: str, verdict: Verdict) -> Wording:
+    """The words of a label of a verdict: CONFOUNDED_N says which way the sizes work."""
+    return UNDERSTATED if label == "CONFOUNDED_N" and verdict.understated else wording(label)
 
 
 def wording(label: str) -> Wording:

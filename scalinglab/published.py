@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import pandas as pd
 
@@ -135,6 +136,16 @@ def depthbench() -> pd.DataFrame:
     return table
 
 
+Kind: TypeAlias = Literal["printed", "earlier refit", "implied", "second hand"]
+
+KINDS: dict[Kind, str] = {  # where a number to compare with stands, and what many of them are called
+    "printed": "printed numbers",  # in the source itself: paper, repository or site
+    "earlier refit": "earlier refits",  # of the source's data by us: the source doesn't print it
+    "implied": "implications",  # our reading of a sentence of the source, or our arithmetic on its numbers
+    "second hand": "second-hand numbers",  # as others tell it, not checked in the source
+}
+
+
 # ---- single numbers ----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _Number:
@@ -145,7 +156,7 @@ class _Number:
     source: str
     low: float = math.nan
     high: float = math.nan
-    printed: bool = True  # in the source itself; False: an earlier analysis of the source's data, or from memory
+    kind: Kind = "printed"
 
 
 _BESIROGLU = "Besiroglu et al. 2024, arXiv:2404.10102, notebook"
@@ -168,7 +179,7 @@ _NUMBERS = (
     _Number("besiroglu2024", "likelihood ratio, 245 points", 86.75, "chi-square", _BESIROGLU),
     *(
         _Number("besiroglu2024", f"least squares {name}", value, unit, "earlier refit of the same 240 points; not in the paper",
-                printed=False)
+                kind="earlier refit")
         for name, value, unit in (("E", 1.8646, "nats"), ("A", 593.0, ""), ("B", 4876.0, ""), ("alpha", 0.3603, ""),
                                   ("beta", 0.4059, ""), ("sigma", 0.00698, "ln loss"))
     ),
@@ -187,7 +198,7 @@ _NUMBERS = (
     ),
     *(
         _Number("depthbench", f"slope {name}", value, "nats per ln(L/d)", _CHARTS, value - 3.182446 * se, value + 3.182446 * se,
-                printed=False)
+                kind="earlier refit")
         for name, value, se in (
             ("pre_ln", 0.0237, 0.0052), ("attnres_full", -0.0298, 0.0077), ("hc", -0.0248, 0.0095), ("lns", -0.0074, 0.0053),
             ("keel", -0.0048, 0.0079), ("attnres_block", -0.0007, 0.0109), ("sandwich_ln", 0.0009, 0.0078),
@@ -195,7 +206,7 @@ _NUMBERS = (
         )
     ),
     *(
-        _Number("depthbench", f"contrast {name}", value, "nats per ln(L/d)", _CHARTS, printed=False)
+        _Number("depthbench", f"contrast {name}", value, "nats per ln(L/d)", _CHARTS, kind="earlier refit")
         for name, value in (("attnres_full", -0.0536), ("hc", -0.0486), ("lns", -0.0311), ("keel", -0.0285),
                             ("attnres_block", -0.0244), ("sandwich_ln", -0.0228), ("mhc", -0.0207), ("deepnorm", -0.0125),
                             ("moda", 0.0030))
@@ -203,25 +214,25 @@ _NUMBERS = (
     _Number("depthbench", "best d/L of Pre-LN-type architectures", 59.4, "d/L", _SITE, 42.7, 76.0),
     _Number("depthbench", "best d/L of hc and attnres_full, 400M", 9.1, "d/L", _SITE),
     *(
-        _Number("gemstones2025", f"LORO {law}, {n}", value, "ln loss", _EARLIER, printed=False)
+        _Number("gemstones2025", f"LORO {law}, {n}", value, "ln loss", _EARLIER, kind="earlier refit")
         for law, n, value in (("chinchilla", "total", 0.01553), ("chinchilla", "one matrix", 0.01156),
                               ("shape", "one matrix", 0.00640), ("shape", "total", 0.00804), ("width_depth", "total", 0.00746),
                               ("width_depth_params", "total", 0.00520))
     ),
-    _Number("gemstones2025", "r_star, one matrix", 17.5, "d/L", _EARLIER, printed=False),
-    _Number("gemstones2025", "r_star, total", 9.3, "d/L", _EARLIER, printed=False),
-    _Number("gemstones2025", "gamma2, one matrix", 0.0137, "per (ln r)^2", _EARLIER, printed=False),
+    _Number("gemstones2025", "r_star, one matrix", 17.5, "d/L", _EARLIER, kind="earlier refit"),
+    _Number("gemstones2025", "r_star, total", 9.3, "d/L", _EARLIER, kind="earlier refit"),
+    _Number("gemstones2025", "gamma2, one matrix", 0.0137, "per (ln r)^2", _EARLIER, kind="earlier refit"),
     _Number("kaplan2020", "largest cost of shape", 3.0, "% of loss", f"{_KAPLAN}, fig. 5: (6, 4288) within 3 % of (48, 1600)"),
     _Number("kaplan2020", "compute for 1 % of loss", 22.0, "% of compute", f"{_KAPLAN}, fig. 5"),
     _Number("kaplan2020", "range of aspect ratios", 40.0, "fold", f"{_KAPLAN}, fig. 5"),
     _Number("levine2020", "width for 1e12 parameters", 30e3, "width",
             "Levine et al. 2020, arXiv:2006.12467, abstract: a width of 30K for a trillion parameters"),
     _Number("levine2020", "depth for 1e12 parameters", 92.0, "blocks",
-            "summaries of Levine et al. 2020, arXiv:2006.12467; not checked against the paper", printed=False),
+            "summaries of Levine et al. 2020, arXiv:2006.12467; not checked against the paper", kind="second hand"),
     _Number("steplaw2025", "median curvature", 0.0155, "nats per (ln lr)^2",
-            "earlier surfaces through the grids of Li et al. 2025, arXiv:2503.04715; not in the paper", printed=False),
+            "earlier surfaces through the grids of Li et al. 2025, arXiv:2503.04715; not in the paper", kind="earlier refit"),
     _Number("steplaw2025", "vertex bias of the parabola", -0.125, "ln lr",
-            "earlier fits to the grids of Li et al. 2025, arXiv:2503.04715; not in the paper", -0.14, -0.11, printed=False),
+            "earlier fits to the grids of Li et al. 2025, arXiv:2503.04715; not in the paper", -0.14, -0.11, kind="earlier refit"),
     _Number("steplaw2025", "lr exponent of N", -0.713, "", "Li et al. 2025, arXiv:2503.04715", -0.7744, -0.6554),
     _Number("steplaw2025", "lr exponent of D", 0.307, "", "Li et al. 2025, arXiv:2503.04715", 0.2712, 0.3451),
     _Number("attnres2026", "best d/L of the baseline", 60.0, "d/L", "arXiv:2603.15031, sweep of shapes at 6.5e19 FLOPs"),
@@ -230,9 +241,9 @@ _NUMBERS = (
 
 
 def published_numbers(study: str | None = None) -> pd.DataFrame:
-    """Single published numbers to compare with: columns study, quantity, value, low, high, unit, source, printed.
+    """Single published numbers to compare with: columns study, quantity, value, low, high, unit, source, kind, printed.
 
-    `printed` is False where the source does not print the number itself: an earlier analysis of its data stands in.
+    `printed` is False where the source does not print the number itself; `kind` says what stands in (`KINDS`).
 
     Raises
     ------
@@ -243,8 +254,10 @@ def published_numbers(study: str | None = None) -> pd.DataFrame:
     if study is not None and study not in known:
         raise ConfigError(f"there are no published numbers of {study!r}; known: {', '.join(known)}")
     rows = [
-        (n.study, n.quantity, n.value, n.low, n.high, n.unit, n.source, n.printed)
+        (n.study, n.quantity, n.value, n.low, n.high, n.unit, n.source, n.kind, n.kind == "printed")
         for n in _NUMBERS
         if study is None or n.study == study
     ]
-    return pd.DataFrame(rows, columns=["study", "quantity", "value", "low", "high", "unit", "source", "printed"])
+    return pd.DataFrame(
+        rows, columns=["study", "quantity", "value", "low", "high", "unit", "source", "kind", "printed"]
+    )

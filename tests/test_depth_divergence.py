@@ -101,21 +101,6 @@ def test_label_is_selection_sensitive_where_complete_case_and_composite_disagree
     assert caught == seen
 
 
-@pytest.mark.slow
-def test_label_is_selection_sensitive_full():
-    for mechanism in ("latent", "depth"):
-        y, x, rng = latent(0.012, 300, seed=5)
-        lost = lost_by(mechanism, y, x, rng)
-        seen, caught = 0, 0
-        for v, g in zip(y, lost, strict=True):
-            outcome = analyse(take_in(table(v, x, g)), Options(degree=1))
-            e = outcome.evidence["pre_ln"]
-            if g.any() and e.composite_label != outcome.verdicts["pre_ln"].reading:
-                seen += 1
-                caught += outcome.verdicts["pre_ln"].label in ("SELECTION_SENSITIVE", "CONFOUNDED_N")
-        assert caught >= 0.95 * seen
-
-
 # ---- rates -------------------------------------------------------------------------------------------------------------
 def test_rates_and_clopper_pearson():
     y, x, _ = latent(0.0, 1)

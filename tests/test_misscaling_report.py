@@ -6,6 +6,7 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,7 @@ from scalinglab.cli import main
 from scalinglab.errors import ConfigError, SchemaError
 from scalinglab.misscaling import Method, MisscalingReport, json_schema, misscaling, validate
 from scalinglab.misscaling.advice import rates_to_add
-from scalinglab.misscaling.rules import MEANING, TABLE
+from scalinglab.misscaling.rules import _DRIFTS, _GAINS, _SUBJECTS, MEANING, READINGS, TABLE, State
 from scalinglab.misscaling.saving import document
 from scalinglab.misscaling.schema import shipped_schema
 from scalinglab.report.html.misscaling import html_page, save_page
@@ -90,6 +91,44 @@ def test_the_decision_is_told_as_data(report: MisscalingReport) -> None:
     assert set(MEANING) == {r.verdict for r in TABLE} | {"inconclusive"}
     assert report.summary().startswith(f"Mis-scaling: both: {MEANING['both']}")
     assert "224 runs, which scatter about their curves by 0.005" in report.summary()
+
+
+def test_states_are_told_in_words(report: MisscalingReport) -> None:
+    (told,) = (r for r in report.reasons if "(U)" in r)
+    assert told.startswith("A0: ")
+    assert "both together, mis-scaling (M), adds more than the margin to the depth gain" in told
+    assert "the naive reference's optimal learning rate moves with depth by more than the margin" in told
+    assert not any(
+        re.search(r"\b(M|U|V|W|W_same|drift \w+) (superior|equivalent|beyond|open)\b", r) for r in report.reasons
+    )
+    for names, words in ((_SUBJECTS, {n for r in (*TABLE, *READINGS) for n in r.pattern}),
+                         ({*_GAINS, *_DRIFTS, "absent"}, set(get_args(State)))):  # fmt: skip
+        assert words <= set(names)
+
+
+def test_two_deviations_are_two_deviations(report: MisscalingReport) -> None:
+    assert re.search(
+        r"; SD of shapes about their arm's line \S+ nats; SD of what arms do not have in common \S+ nats; ",
+        report.basis,
+    )
+    assert "of it" not in report.basis
+
+
+def test_every_contrast_is_explained(report: MisscalingReport) -> None:
+    meaning = report.decomposition.set_index("name")["meaning"]
+    assert "as M, with A0 for the reference" in meaning["M_own:A0"]
+    assert "M_own less M" in meaning["three_way:A0"]
+    assert "scaled reference's optimal learning rates" in meaning["W_same:A0"]
+
+
+def test_names_keep_their_letters(report: MisscalingReport) -> None:
+    """A reason that starts with the name of an architecture is not written as if the name were a word."""
+    from dataclasses import replace
+
+    words = Reader(html_page(replace(report, reasons=("pre_ln: one", "no envelope")))).words
+    assert "pre_ln: one." in words
+    assert "Pre_ln" not in words
+    assert "No envelope." in words
 
 
 def test_an_open_contrast_says_what_its_error_would_have_to_be() -> None:

@@ -52,6 +52,7 @@ recipe = "csv_table"
 inputs = ["later.csv"]
 optional = true
 """
+_LOWEST = '{ numbers = { lowest = { column = "loss", take = "min" } } }'
 TEXT = r"""\documentclass{article}
 \input{numbers}
 \title{A paper}
@@ -121,6 +122,55 @@ def test_one_cell_makes_exactly_its_artefacts_stale(folder: Path) -> None:
     assert set(make(folder).made) == {"mine", "values"}
     assert not check(folder).stale
     assert r"\newcommand{\slValuesFirst}{1.240}" in (folder / "numbers.tex").read_text()
+
+
+def test_a_copy_of_a_repository_uses_its_own_tables(tmp_path: Path) -> None:
+    """The package comes from elsewhere, as with an editable install of another worktree."""
+    tables, papers = tmp_path / "data" / "tables", tmp_path / "paper"
+    tables.mkdir(parents=True)
+    papers.mkdir()
+    for name in ("depthbench", "simulated_shapes"):
+        (tables / f"{name}.csv").write_bytes(table_path(name).read_bytes())
+    asked = (
+        'law = "shape"\nruns = "embedded:simulated_shapes"\nby = "architecture"\nshare = ["E", "alpha", "B", "beta"]\n'
+    )
+    (papers / "shape.toml").write_text(asked)
+    entries = (
+        ("depthbench", "embedded:depthbench", "csv_numbers", _LOWEST),
+        ("fit", "shape.toml", "fit_numbers", "{}"),
+    )
+    (papers / "paper.toml").write_text("".join(
+        f'[artefact.{name}]\nkind = "numbers"\nrecipe = "{recipe}"\ninputs = ["{given}"]\noptions = {options}\n'
+        for name, given, recipe, options in entries
+    ))  # fmt: skip
+    make(papers)
+    before = (papers / "numbers.tex").read_text()
+    assert not check(papers).stale
+    table = pd.read_csv(tables / "depthbench.csv")
+    table.assign(loss=table["loss"] - 1).to_csv(tables / "depthbench.csv", index=False)
+    table = pd.read_csv(tables / "simulated_shapes.csv")
+    table.assign(loss=table["loss"] + 1).to_csv(tables / "simulated_shapes.csv", index=False)
+    assert check(papers).stale == {
+        "depthbench": ["input embedded:depthbench changed"],
+        "fit": ["input shape.toml -> embedded:simulated_shapes changed"],
+    }
+    make(papers)
+    assert f"{depthbench()['loss'].min() - 1:.2f}" in (papers / "numbers" / "depthbench.csv").read_text()
+    floors = [float(re.search(r"FitE\}\{([\d.]+)", text)[1]) for text in (before, (papers / "numbers.tex").read_text())]  # type: ignore[index]
+    assert floors[1] - floors[0] == pytest.approx(1, abs=0.3)
+    (tables / "depthbench.csv").unlink()  # without one of its own the package's stands in
+    assert "input embedded:depthbench changed" in check(papers).stale["depthbench"]
+
+
+def test_the_help_shows_one_example(capsys: pytest.CaptureFixture[str]) -> None:
+    """Lines of one paragraph are joined in the help: two examples in it would read as one command."""
+    from scalinglab.cli import main
+
+    with pytest.raises(SystemExit):
+        main(["paper", "--help"])
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("scalinglab paper")]
+    assert len(shown) == 1
+    assert shown[0].count("scalinglab paper") == 1
 
 
 def test_an_input_that_leaves_the_table_as_it_was_rebuilds_no_further(folder: Path) -> None:

@@ -18,7 +18,16 @@ from scalinglab.meta_analysis import widened
 from scalinglab.objectives import Gaussian
 from scalinglab.published import depthbench, published_numbers, published_params
 from scalinglab.readers import read_runs
-from scalinglab.replications import REPLICATIONS, Ours, Replication, Target, pooled_shape, replications, save
+from scalinglab.replications import (
+    REPLICATIONS,
+    Ours,
+    Replication,
+    Target,
+    counted,
+    pooled_shape,
+    replications,
+    save,
+)
 from scalinglab.replications.effects import Context, of_law, of_parabola, parabola
 from scalinglab.replications.kaplan import compute_equivalent, loss_equivalent
 from scalinglab.replications.levine import transition_depth, transition_width
@@ -68,20 +77,53 @@ def test_what_does_not_agree_says_why():
 def test_with_data_all_is_computed(shared):
     made = replications(shared)
     assert (made["status"] == "done").all()
-    assert set(made["agrees"]) <= {"yes", "no", "open"}
-    no = made[made["agrees"] != "yes"].set_index(["study", "quantity"])
+    assert set(made["agrees"]) <= {"yes", "no", "open", "holds"}
+    no = made[~made["agrees"].isin(["yes", "holds"])].set_index(["study", "quantity"])
     assert (no["why"].str.len() > 20).all()
-    assert (made.groupby("study")["agrees"].apply(lambda a: (a == "yes").mean()) >= 0.5).all()
+    assert (made.groupby("study")["agrees"].apply(lambda a: a.isin(["yes", "holds"]).mean()) >= 0.5).all()
     # the sentence holds, the equivalence does not
     kaplan = made[made["study"] == "kaplan2020"].set_index("quantity")
     assert kaplan.loc["equivalence at 3 % of loss", "agrees"] == "yes"
     assert kaplan.loc["equivalence at 5 % of compute, Kaplan's rate", "agrees"] == "no"
     assert kaplan.loc["largest cost of shape", "high"] < 3
+    # what only bounds from above is kept, not met
+    assert (
+        kaplan.loc[["largest cost of shape", "compute that shape can cost, Kaplan's rate"], "agrees"] == "holds"
+    ).all()
+    # two methods, two intervals: each says which it is
+    star = made[made["quantity"].str.startswith("r_star")]
+    assert (star["interval"] == "Fieller set").all()
+    assert (made["low"].isna() == (made["interval"] == "")).all()
+    assert counted(made)[:2] == [  # as docs/replications.md has it
+        "of 41 printed numbers: 36 agree, 1 hold as a bound, 4 differ", "of 36 earlier refits: 35 agree, 1 differ",
+    ]  # fmt: skip
     # the printed 86.75 is the old fit on the new points; the optimum of all points is above it
     assert "86.75" in no.loc[("besiroglu2024", "likelihood ratio, 245 points"), "why"]
     assert no.loc[("besiroglu2024", "likelihood ratio, 245 points"), "ours"] > 100
     porian = made[made["study"] == "porian2024"]
     assert ((porian["low"] <= porian["published"]) & (porian["published"] <= porian["high"])).all()
+
+
+def test_only_what_a_source_prints_counts_as_printed():
+    made = replications()
+    kinds = made.set_index(["study", "quantity"])["kind"]
+    assert (made["printed"] == (made["kind"] == "printed")).all()
+    ours = kinds[kinds == "implied"]
+    assert {"equivalence at 3 % of loss", "equivalence at 5 % of compute, Kaplan's rate",
+            "compute that shape can cost, Kaplan's rate"} <= set(ours.xs("kaplan2020").index)  # fmt: skip
+    assert kinds["depthbench", "slope pre_ln"] == "earlier refit"
+    assert kinds["levine2020", "depth for 1e12 parameters"] == "second hand"
+    assert kinds["kaplan2020", "largest cost of shape"] == "printed"
+
+
+def test_counts_keep_kinds_apart():
+    rows = [("printed", "yes", "done"), ("printed", "no", "done"), ("printed", "holds", "done"), ("printed", "", "skipped: needs x"),
+            ("earlier refit", "yes", "done"), ("implied", "open", "done")]  # fmt: skip
+    assert counted(pd.DataFrame(rows, columns=["kind", "agrees", "status"])) == [
+        "of 4 printed numbers: 1 agree, 1 hold as a bound, 1 differ, 1 skipped",
+        "of 1 earlier refits: 1 agree",
+        "of 1 implications: 1 open",
+    ]
 
 
 def test_a_row_agrees_by_its_tolerance_only():
@@ -289,7 +331,8 @@ def test_one_study_is_not_pooled():
     made = pooled_shape()
     assert made.primary == {}
     first = made.pooled[made.pooled["analysis"] == PRIMARY].set_index("quantity")
-    assert (first.loc[["penalty", "contrast"], "note"] == "one study: its own estimate, not pooled").all()
+    told = "one study: its own estimate, not pooled; interval by least squares, t"
+    assert (first.loc[["penalty", "contrast"], "note"] == told).all()
     assert first.loc["optimum", "note"] == "no study identifies it"
     absent = made.effects[made.effects["study"] == "Gemstones"]
     assert (absent["note"] == "skipped: needs gemstones_checkpoints.csv").all()
@@ -318,7 +361,9 @@ def test_all_public_studies(shared):
     first = made.pooled[made.pooled["analysis"] == PRIMARY].set_index("quantity")
     assert first.loc["penalty", "studies"] == "Gemstones, DepthBench, snimu"
     assert first.loc["contrast", "studies"] == "Gemstones, DepthBench, Chinchilla, snimu"
-    assert first.loc["optimum", "note"] == "one study: its own estimate, not pooled"
+    assert first.loc["optimum", "note"] == (
+        "one study: its own estimate, not pooled; interval by jackknife over shapes on ln(d/L), t (beside it: Fieller set 34 to 120)"
+    )
     assert first.loc["optimum", "aspect"] == pytest.approx(48.72, abs=0.1)  # the law's r* on backbone parameters
     for _, r in first.loc[["penalty", "contrast"]].iterrows():
         assert r["new_low"] < r["low"] < r["estimate"] < r["high"] < r["new_high"]
@@ -373,7 +418,15 @@ def test_what_is_written_is_whole(tmp_path, with_own):
     back = pd.read_csv(folder / "pooled.csv")
     assert back["estimate"].to_numpy() == pytest.approx(with_own.pooled["estimate"].to_numpy(float), nan_ok=True)
     text = (folder / "replications.md").read_text()
-    assert text.count("\n") == len(table) + 2
+    lines = text.splitlines()
+    assert lines[0].startswith("Of ")
+    assert all(count in lines[0] for count in counted(table)[1:])
+    assert sum(line.startswith("|") for line in lines) == len(table) + 2
+    sources = list(dict.fromkeys(table["source"]))
+    assert [line for line in lines if line.startswith("- [")] == [f"- [{k}] {s}" for k, s in enumerate(sources, 1)]
+    head = [cell.strip() for cell in next(line for line in lines if line.startswith("|")).strip("|").split("|")]
+    assert {"kind", "rule", "source"} <= set(head)
+    assert document["counts"] == counted(table)
     assert "skipped: needs chinchilla" in text
 
 
@@ -406,6 +459,8 @@ def test_the_command(tmp_path, capsys):
     said = capsys.readouterr()
     assert "Four times away from the best d/L" in said.out
     assert "skipped: needs steplaw_dense.csv" in said.err
+    assert "printed numbers: " in said.err
+    assert "earlier refits: " in said.err
     assert (tmp_path / "r" / "figures" / "penalty_page.png").stat().st_size > 10_000
     with pytest.raises(ConfigError, match="is no folder"):
         replicate(out=tmp_path / "s", data=tmp_path / "none", figures=False)

@@ -53,6 +53,18 @@ def test_arms_and_shapes_are_apart():
     assert made["pre_ln", "completep", 4] == pytest.approx(2.5e-3)
 
 
+def test_without_parametrizations_two_arms_are_not_pooled():
+    one, other = grid(math.log(3e-3)), grid(math.log(6e-3)).assign(run_id=lambda t: "other " + t["run_id"])
+    assert best_rates(one).iloc[0]["parametrization"] == "sp"
+    for table in (pd.concat([one, other]), pd.concat([one, other]).drop(columns="run_id")):
+        with pytest.raises(
+            SchemaError, match=r"has 2 runs of lr 0.001 and seed 0, and the table has no column parametrization"
+        ):
+            best_rates(table)
+    both = pd.concat([one.assign(parametrization="sp"), other.assign(parametrization="completep")])
+    assert best_rates(both)["lr"].to_numpy() == pytest.approx([6e-3, 3e-3])
+
+
 def test_an_optimum_on_the_edge_is_the_best_tried_and_said():
     made = best_rates(grid(math.log(1e-4))).iloc[0]
     assert (made["status"], made["lr"]) == ("boundary", RATES[0])

@@ -25,9 +25,7 @@ def paper(
 ) -> int:
     """Rebuild what is stale in a paper: figures, tables, numbers, and the text as PDF (with LaTeX) and HTML.
 
-    scalinglab paper
     scalinglab paper my/paper.toml --only valley --jobs 2
-    scalinglab paper --check
 
     Exit code 1: with --check something is stale; otherwise some artefact could not be made.
 

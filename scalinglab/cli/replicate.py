@@ -22,16 +22,15 @@ def replicate(
         reference: Architecture of your runs that enters the primary analysis.
         figures: Draw the forests too.
     """
-    from scalinglab.replications import pooled_shape, replications, save
+    from scalinglab.replications import counted, pooled_shape, replications, save
 
     check_folder(out)
     if figures:
         need_matplotlib()
     runs = None if own is None else read([own], {}, None, "backbone")
     table = replications(data)
-    done = table[table["status"] == "done"]
-    for verdict in ("yes", "no", "open"):
-        say(f"{(done['agrees'] == verdict).sum():4d} agree: {verdict}")
+    for line in counted(table):
+        say(line)
     skipped = table.loc[table["status"] != "done", "status"].value_counts()
     for why, count in skipped.items():
         say(f"{count:4d} {why}")

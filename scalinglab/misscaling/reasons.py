@@ -12,7 +12,7 @@ from scalinglab.misscaling.curves import interpolate
 from scalinglab.misscaling.engine import Analysis, Method
 from scalinglab.misscaling.identical import repeated
 from scalinglab.misscaling.intake import Grids
-from scalinglab.misscaling.rules import Margins, readings
+from scalinglab.misscaling.rules import Margins, in_words, readings
 
 _NAMED = 8  # shapes named one by one
 _TOST = 2.9  # margins over standard errors at which equivalence is found 9 times in 10
@@ -31,11 +31,11 @@ def missing_arms(grids: Grids, roles: Roles, made: Analysis) -> list[str]:
         )
         states = made.states.get("", {})
         if str(states.get("M")) == "superior" and str(states.get("drift naive")) == "beyond":
-            out.append("what the reference's own arms decide: it is mis-scaled (M superior, the naive optimum drifts)")
-        elif str(states.get("M")) == "equivalent":
             out.append(
-                "what the reference's own arms decide: mis-scaling is worth less than the margin (M equivalent to 0)"
+                "what the reference's own arms decide: it is mis-scaled (M is above the margin, and the naive optimum drifts)"
             )
+        elif str(states.get("M")) == "equivalent":
+            out.append("what the reference's own arms decide: mis-scaling (M) is worth less than the margin")
     if made.made.df < 1 and roles.compared:
         out.append("two depths leave nothing to tell how far shapes lie off a line: three or more are needed")
     if roles.compared and len(made.made.weights) < len(roles.compared):
@@ -49,12 +49,12 @@ def missing_arms(grids: Grids, roles: Roles, made: Analysis) -> list[str]:
 def pattern(
     made: Analysis, roles: Roles, verdicts: Mapping[str, str], mechanism: Mapping[str, bool] | None
 ) -> list[str]:
-    """The state of each contrast, what else the pattern says, and whether a gain of the architecture is provisional."""
+    """The state of each contrast in words, what else the pattern says, and whether a gain of the architecture is provisional."""
     out = []
     for name, states in made.states.items():
         who = f"{name}: " if name else ""
         if states:
-            out.append(who + ", ".join(f"{k} {v}" for k, v in states.items()))
+            out.append(who + in_words(states))
         out += [f"{who}{text}" for text in readings(states)]
         if verdicts.get(name) in ("H_arch", "both"):
             known = None if mechanism is None else mechanism.get(name)
@@ -79,7 +79,7 @@ def recipes(made: Analysis, roles: Roles, margins: Margins) -> list[str]:
         one, other = (float(made.depth_gains[k].estimate) for k in ((naive, "fixed"), (scaled, "tuned")))
         if float(made.gains[name].p()) <= margins.alpha and (one * other < 0 or abs(other - one) > 0.5 * abs(other)):
             out.append(
-                f"{scaled[0]}: RECIPE_LIMITED: its depth gain is {one:.3g} naive at one rate and {other:.3g} scaled and tuned"
+                f"{scaled[0]}: its depth gain hangs on the recipe (RECIPE_LIMITED): {one:.3g} naive at one rate, {other:.3g} scaled and tuned"
             )
     return out
 

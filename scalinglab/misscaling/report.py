@@ -91,8 +91,9 @@ class MisscalingReport:
         made, count = self.analysis, int(self.grids.tried[~repeated(self.grids.cells)].sum())
         if not np.isfinite(made.noise.sigma):
             return f"{count} runs, too few to tell their noise"
-        line = f", shapes about a line by {float(made.tau):.2g}" if np.isfinite(made.tau) else ""
-        line += f", {float(made.arm_tau):.2g} of it unlike in the arms" if line and np.isfinite(made.arm_tau) else ""
+        line = f"; SD of shapes about their arm's line {float(made.tau):.2g} nats" if np.isfinite(made.tau) else ""
+        if line and np.isfinite(made.arm_tau):  # estimated by itself, so either may come out larger
+            line += f"; SD of what arms do not have in common {float(made.arm_tau):.2g} nats"
         df = int(np.max(made.noise.df))
         return f"{count} runs, which scatter about their curves by {float(made.noise.sigma):.2g} nats (SD, {df} degrees of freedom){line}; {made.how.told}"
 
@@ -101,7 +102,7 @@ class MisscalingReport:
         return self.decomposition.copy()
 
     def save(self, folder: str | Path) -> Path:
-        """Write result.json, summary.txt and tables/*.csv to a folder, each file whole or not at all; returns the folder."""
+        """Write result.json, summary.txt and the tables as CSV to a folder, each file whole or not at all; returns the folder."""
         from scalinglab.misscaling.saving import save
 
         return save(self, folder)

@@ -63,7 +63,11 @@ TABLE: tuple[Rule, ...] = (  # the first that matches decides
         "the architecture uses depth better; scaling doesn't explain it",
     ),
     Rule("both", {"W": ("superior",), "M": ("superior",)}, "architecture and mis-scaling each matter; see their sizes"),
-    Rule("neither", {"W": ("equivalent",), "M": ("equivalent",)}, "no depth benefit is left to explain at this scale"),
+    Rule(
+        "neither",
+        {"W": ("equivalent",), "M": ("equivalent",)},
+        "no difference in depth gain is left to explain at this scale",
+    ),
 )
 
 MEANING: Mapping[Verdict, str] = {rule.verdict: rule.meaning for rule in TABLE} | {
@@ -75,7 +79,7 @@ READINGS: tuple[Rule, ...] = (  # all that match are told; the verdict says with
     Rule("H_misscale", {"V": ("superior",), "U": ("equivalent",)},
          "mis-scaling is of the parametrization (lazy blocks): tuning the learning rate does not mend it"),
     Rule("inconclusive", {"M": ("superior",), "drift naive": ("equivalent",)},
-         "M is superior but the optimum does not drift: look for another cause (embedding rate, decay, epsilon, warmup)"),
+         "mis-scaling (M) is above the margin but the optimum does not drift: look for another cause (embedding rate, decay, epsilon, warmup)"),
     Rule("H_arch", {"W": ("superior",), "W_same": ("equivalent",)},
          "the gain vanishes at the reference's learning rate: a stability benefit, not use of depth"),
     Rule("inconclusive", {"drift own": ("open", "beyond")},
@@ -83,6 +87,22 @@ READINGS: tuple[Rule, ...] = (  # all that match are told; the verdict says with
     Rule("inconclusive", {"W": ("inferior",)}, "the candidate gains less from depth than the reference"),
     Rule("inconclusive", {"M": ("inferior",)}, "the scaled parametrization gains less from depth than the naive one"),
 )  # fmt: skip
+
+_SUBJECTS = {
+    "U": "tuning the learning rate at each depth (U)", "V": "the scaled parametrization beyond that (V)",
+    "M": "both together, mis-scaling (M),", "W": "the architecture (W)",
+    "W_same": "the architecture at the reference's learning rates (W_same)",
+    "drift naive": "the naive reference's optimal learning rate", "drift scaled": "the scaled reference's optimal learning rate",
+    "drift own": "the candidate's own optimal learning rate",
+}  # fmt: skip
+_GAINS = {
+    "superior": "adds more than the margin to the depth gain", "inferior": "takes more than the margin from the depth gain",
+    "equivalent": "changes the depth gain by less than the margin", "open": "is open",
+}  # fmt: skip
+_DRIFTS = {
+    "beyond": "moves with depth by more than the margin", "equivalent": "stays within the margin over depth",
+    "open": "is not shown to move or to stay",
+}  # fmt: skip
 
 
 def gain_states(
@@ -143,6 +163,13 @@ def matches(rule: Rule, states: Mapping[str, NDArray[np.str_]], shape: tuple[int
     for name, allowed in rule.pattern.items():
         hit &= np.isin(states[name], allowed) if name in states else "absent" in allowed
     return hit
+
+
+def in_words(states: Mapping[str, object]) -> str:
+    """The state of each contrast and drift of one trial, in words."""
+    return "; ".join(
+        f"{_SUBJECTS[k]} {(_DRIFTS if k.startswith('drift') else _GAINS)[str(v)]}" for k, v in states.items()
+    )
 
 
 def readings(states: Mapping[str, NDArray[np.str_]]) -> list[str]:

@@ -74,8 +74,9 @@ def decomposition_table(made: Analysis, roles: Roles, margins: Margins) -> pd.Da
         states = made.states.get(who or next(iter(made.states), ""), {})
         meaning = _MEANING.get(kind) or {
             "W": f"architecture: {who} over the reference, each scaled and tuned", "gap": f"naive gap of {who} at fixed rates",
-            "M_own": f"mis-scaling of {who} itself",
-            "three_way": f"architecture by recipe by depth ({who}): W less the naive gap", "W_same": f"as W at the reference's optimal learning rates ({who})",
+            "M_own": f"mis-scaling of {who} itself: as M, with {who} for the reference",
+            "three_way": f"how far the gap of {who} hangs on the recipe: W less the naive gap, M_own less M",
+            "W_same": f"as W, but {who} read at the scaled reference's optimal learning rates, not its own",
         }[kind]  # fmt: skip
         rows.append({"name": name, "meaning": meaning, **_row(made.gains[name], margins), "p_adj": adjusted.get(name, math.nan),
                      "state": str(states.get(kind, ""))})  # fmt: skip

@@ -36,7 +36,8 @@ def best_rates(runs: pd.DataFrame, *, window: float = WINDOW) -> pd.DataFrame:
     Raises
     ------
     SchemaError
-        A column is missing, no run has a learning rate, or rows of one arm and shape differ in tokens, options or the like.
+        A column is missing, no run has a learning rate, or rows of one arm and shape differ in tokens, options or the like; there
+        is no column parametrization and several runs share shape, lr and seed, so that arms would be pooled.
 
     Notes
     -----
@@ -51,6 +52,8 @@ def best_rates(runs: pd.DataFrame, *, window: float = WINDOW) -> pd.DataFrame:
     if table.empty:
         raise SchemaError("no run has a learning rate (column lr)")
     _refuse_mixtures(table)
+    if "parametrization" not in runs:
+        _refuse_pooled(table)
     lost = table["loss"].isna() | (table["status"].isin(_LOST) if "status" in table else False)
     table["loss"] = table["loss"].astype(float).mask(lost, np.inf)
     by = table.groupby([*ARM, "lr"], sort=True)["loss"].agg(["mean", "size"]).reset_index()
@@ -84,6 +87,20 @@ def tuned_toml(rates: pd.DataFrame, source: Sequence[str] = ()) -> str:
             *([f"corpus = {json.dumps(r.corpus)}"] if several else []),
         ]  # fmt: skip
     return "\n".join(lines) + "\n"
+
+
+def _refuse_pooled(table: pd.DataFrame) -> None:
+    """Without named parametrizations all runs count as one: a seed that has two losses at one rate shows that they are not."""
+    if "seed" not in table:
+        return
+    cells = table.groupby([*ARM, "lr", "seed"], sort=False)
+    count = cells["run_id"].nunique() if "run_id" in table else cells["loss"].size()
+    if (count > 1).any():
+        at = dict(zip((*ARM, "lr", "seed"), count.idxmax(), strict=True))
+        raise SchemaError(
+            f"{at['architecture']} at depth {at['depth']:g}, width {at['width']:g} has {count.max()} runs of lr {at['lr']:g} and seed "
+            f"{at['seed']}, and the table has no column parametrization: add it, or choose one arm (--where)"
+        )
 
 
 def _refuse_mixtures(table: pd.DataFrame) -> None:

@@ -15,9 +15,19 @@ from scalinglab.errors import ScalinglabWarning
 from scalinglab.replications import besiroglu, depthbench, gemstones, kaplan, levine, porian, steplaw
 from scalinglab.replications.pooled import PooledShape, pooled_shape
 from scalinglab.replications.saving import save
-from scalinglab.replications.targets import COLUMNS, Ours, Replication, Target, data_folder
+from scalinglab.replications.targets import COLUMNS, Ours, Replication, Target, counted, data_folder
 
-__all__ = ["REPLICATIONS", "Ours", "PooledShape", "Replication", "Target", "pooled_shape", "replications", "save"]
+__all__ = [
+    "REPLICATIONS",
+    "Ours",
+    "PooledShape",
+    "Replication",
+    "Target",
+    "counted",
+    "pooled_shape",
+    "replications",
+    "save",
+]
 
 REPLICATIONS: tuple[Replication, ...] = (
     depthbench.REPLICATION, levine.REPLICATION, gemstones.REPLICATION, kaplan.REPLICATION, besiroglu.REPLICATION,
@@ -37,8 +47,9 @@ def replications(data: str | Path | None = None) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Columns study, quantity, published, ours, low, high (95 %), unit, agrees (yes, no, open), rule (what counts as
-        agreement), why (they differ, or what else the computation shows), source, printed (by the source itself), needs, status.
+        Columns study, quantity, kind (printed, or what stands in: `published.KINDS`), published, ours, low, high (95 %), interval (by
+        which method), unit, agrees (yes, no, open; holds for a bound), rule (what counts as agreement), why (they differ, or what
+        else the computation shows), source, printed (by the source itself), needs, status.
 
     Raises
     ------

@@ -21,9 +21,9 @@ _TARGETS = (
     *(Target(f"contrast {name}", 1.01e-4, "printed digits, a difference of two") for name in _NAMES[1:]),
     Target("best d/L of Pre-LN-type architectures", rule="every best shape inside the published range"),
     Target("best d/L of hc and attnres_full, 400M", 0.1, "printed digits"),
-    Target("best d/L of attnres_full at fixed backbone", 0.1, "printed digits", published=9.1, unit="d/L",
+    Target("best d/L of attnres_full at fixed backbone", 0.1, "printed digits", published=9.1, unit="d/L", kind="implied",
            source="the statement above, taken at a fixed backbone (300M grid)"),
-    Target("best d/L of hc at fixed backbone", 0.1, "printed digits", published=9.1, unit="d/L",
+    Target("best d/L of hc at fixed backbone", 0.1, "printed digits", published=9.1, unit="d/L", kind="implied",
            source="the statement above, taken at a fixed backbone (300M grid)"),
 )  # fmt: skip
 
@@ -36,21 +36,25 @@ def compute(_: Path) -> Mapping[str, Ours]:
     cells = cell_means(total[total["depth"] <= _DEEPEST_COMMON], x="inverse_aspect")
     out: dict[str, Ours] = {}
     for name, row in depth_slopes(cells).iterrows():
-        out[f"slope {name}"] = Ours(row["slope"], row["low"], row["high"])
+        out[f"slope {name}"] = Ours(row["slope"], row["low"], row["high"], interval="t")
     contrasts, _R = slope_differences(cells, reference="pre_ln", error="welch")
     for name, row in contrasts.iterrows():
-        out[f"contrast {name}"] = Ours(row["difference"], row["low"], row["high"])
+        out[f"contrast {name}"] = Ours(row["difference"], row["low"], row["high"], interval="t, Welch")
     best = total.loc[total.groupby("architecture")["loss"].idxmin()].set_index("architecture")
     aspect = best["width"] / best["depth"]
     others = aspect.drop(list(_DEEP))
     inside = others.between(42.6, 76.1).all()
     out["best d/L of Pre-LN-type architectures"] = Ours(
-        float(others.median()), float(others.min()), float(others.max()), agrees="yes" if inside else "no"
+        float(others.median()),
+        float(others.min()),
+        float(others.max()),
+        interval="range",
+        agrees="yes" if inside else "no",
     )
     gain = total.groupby("depth")["params_backbone"].first()
     more = 100 * (gain.loc[70] / gain.loc[16] - 1)
     out["best d/L of hc and attnres_full, 400M"] = Ours(
-        float(aspect[list(_DEEP)].mean()), float(aspect[list(_DEEP)].min()), float(aspect[list(_DEEP)].max()),
+        float(aspect[list(_DEEP)].mean()), float(aspect[list(_DEEP)].min()), float(aspect[list(_DEEP)].max()), interval="range",
         why=f"the deepest shape of the grid, so no optimum is located; at fixed total parameters it has {more:.0f} % more backbone",
     )  # fmt: skip
     fixed = table[table["match_group"] == "300M"]

@@ -53,7 +53,7 @@ class Context:
 class ShapeEffect:
     """One estimate. `enters` says whether it can be pooled; `note` why not, or what to know.
 
-    estimate, se, df, low, high : with a 95 % interval. loss : the loss it is relative to (nats per token).
+    estimate, se, df, low, high : with a 95 % interval, by the method in `interval`. loss : the loss it is relative to (nats per token).
     params, tokens : geometric means of the runs. narrowest, widest : aspect ratios run; shapes : how many.
     """
 
@@ -79,6 +79,7 @@ class ShapeEffect:
     enters: bool
     note: str
     source: str
+    interval: str = ""
 
 
 def of_law(made: Fit, about: Context) -> list[ShapeEffect]:
@@ -94,7 +95,7 @@ def of_law(made: Fit, about: Context) -> list[ShapeEffect]:
     return _effects(
         about, found.estimate, found.se, found.df, optimal_aspect(made), aspect, n, d, float(made.predict(at)[2]),
         int(runs["run_id"].nunique()), blocked="shapes hardly vary at a given size" if blocked else "",
-        warnings=tuple(made.codes),
+        warnings=tuple(made.codes), interval="jackknife over shapes",
     )  # fmt: skip
 
 
@@ -181,7 +182,9 @@ def of_parabola(
         star = FiellerSet(vertex, s.kind, low, high, s.level)
     n, d = (float(np.exp(np.log(runs[c]).mean())) for c in ("params", "tokens"))
     loss = float(np.exp(np.log(runs["loss"]).mean()))
-    made_ = _effects(about, estimate, se, made.df, star, aspect, n, d, loss, len(runs), blocked=blocked)
+    made_ = _effects(
+        about, estimate, se, made.df, star, aspect, n, d, loss, len(runs), blocked=blocked, interval="least squares"
+    )
     return [replace(e, enters=False, note=blocked) for e in made_] if blocked else made_
 
 
@@ -208,6 +211,7 @@ def _effects(
     shapes: int,
     *,
     blocked: str,
+    interval: str,
     warnings: Sequence[str] = (),
 ) -> list[ShapeEffect]:
     low, high = float(aspect.min()), float(aspect.max())
@@ -232,8 +236,10 @@ def _effects(
         if enters and warnings:
             note = f"{note + '; ' if note else ''}warnings of the fit: {', '.join(warnings)}"
         made = _effect(about, quantity, float(estimate[i]), float(se[i]), df, aspect, n, d, loss, shapes, enters, note)
+        made = replace(made, interval=f"{interval} on ln(d/L), t" if quantity == "optimum" else f"{interval}, t")
         if quantity == "optimum" and not enters:
-            made = replace(made, low=math.log(sides[0]) if sides[0] else -math.inf, high=math.log(sides[1]))
+            ends = math.log(sides[0]) if sides[0] else -math.inf, math.log(sides[1])
+            made = replace(made, low=ends[0], high=ends[1], interval="Fieller set")
         out.append(made)
     return out
 

@@ -22,14 +22,19 @@ RATE = 22.0  # % of compute that 1 % of loss is worth, fig. 5
 RANGE = (5.0, 200.0)  # 40-fold, inside Gemstones' 3.2 to 320
 _SLIGHT, _SHARE = 0.03, 0.05  # of the loss; of compute
 
+_SENTENCE = "the sentence on fig. 5 of Kaplan et al. 2020"
+_INTERVAL = "90 %, two one-sided t"
+
 _TARGETS = (
-    Target("largest cost of shape", rule="over any 40-fold range: below 3 % of the loss with its upper 95 % limit"),
+    Target("largest cost of shape", rule="an upper bound: over any 40-fold range below 3 % of the loss with its upper 95 % limit"),
     Target("equivalence at 3 % of loss", rule="all pairs of shapes inside the margin, one-sided .05", published=1.0,
-           unit="1 holds, 0 refuted", source="the sentence, read as 3 % of the loss"),
+           unit="1 holds, 0 refuted", kind="implied", source=f"{_SENTENCE}, read by us as 3 % of the loss"),
     Target("equivalence at 5 % of compute, Kaplan's rate", rule="all pairs of shapes inside the margin, one-sided .05",
-           published=1.0, unit="1 holds, 0 refuted", source="the sentence, read as 5 % of compute at 22 % per 1 % of loss"),
+           published=1.0, unit="1 holds, 0 refuted", kind="implied",
+           source=f"{_SENTENCE}, read by us as 5 % of compute at 22 % per 1 % of loss"),
     Target("compute that shape can cost, Kaplan's rate", published=100 * (1.22**3 - 1), unit="% of compute",
-           rule="at most what 3 % of the loss is worth", source="3 % of the loss at 22 % per 1 %"),
+           kind="implied", rule="an upper bound: at most what 3 % of the loss is worth",
+           source="our arithmetic: 3 % of the loss at 22 % of compute per 1 % of loss"),
 )  # fmt: skip
 
 
@@ -59,7 +64,7 @@ def compute(data: Path) -> Mapping[str, Ours]:
     where = slight.diagnostics["largest gap at"]
     return {
         "largest cost of shape": Ours(
-            cost, low, high, agrees="yes" if high < 100 * _SLIGHT else "open" if low < 100 * _SLIGHT else "no",
+            cost, low, high, interval=_INTERVAL, agrees="holds" if high < 100 * _SLIGHT else "open" if low < 100 * _SLIGHT else "no",
             why=f"between {where[0]} and {where[1]} at {n:.2g} backbone parameters and {d:.2g} tokens",
         ),
         "equivalence at 3 % of loss": Ours(
@@ -70,7 +75,7 @@ def compute(data: Path) -> Mapping[str, Ours]:
             why=f"{compute_.decision}: the range costs {slight.estimate / margin:.1f} times the margin",
         ),
         "compute that shape can cost, Kaplan's rate": Ours(
-            compute_equivalent(cost), compute_equivalent(low), compute_equivalent(high), agrees="yes" if cost <= 100 * _SLIGHT else "no",
+            compute_equivalent(cost), compute_equivalent(low), compute_equivalent(high), interval=_INTERVAL, agrees="holds" if cost <= 100 * _SLIGHT else "no",
             why="a loss that looks slight is worth this much compute",
         ),
     }  # fmt: skip

@@ -192,7 +192,7 @@ def _pooled(
         return {
             **row,
             **_told(quantity, e.estimate, e.low, e.high),
-            "note": "one study: its own estimate, not pooled",
+            "note": f"one study: its own estimate, not pooled; interval by {e.interval}{_beside(e)}",
         }, None
     y = np.array([e.estimate for e in effects])
     s = np.array([widened(e.se, e.df) for e in effects])
@@ -202,6 +202,12 @@ def _pooled(
         **row, **_told(quantity, made.estimate, made.low, made.high), "new_low": made.prediction[0], "new_high": made.prediction[1],
         "tau": made.tau, "tau_low": made.tau_low, "tau_high": made.tau_high, "I2": made.I2, "p_Q": made.p_homogeneous, "note": note,
     }, made  # fmt: skip
+
+
+def _beside(e: ShapeEffect) -> str:
+    """The other interval of an optimum, so that two for one number don't look like a mistake."""
+    told = next((part for part in e.note.split("; ") if part.startswith("Fieller")), "")
+    return f" (beside it: {told})" if e.quantity == "optimum" and told else ""
 
 
 def _methods(quantity: str, base: Sequence[ShapeEffect]) -> list[dict[str, object]]:

@@ -39,7 +39,7 @@ def compute(data: Path) -> Mapping[str, Ours]:
             low, high = told.loc[quantity, ["low", "high"]]
             inside = low <= slope <= high
             out[quantity] = Ours(
-                slope, slope - half, slope + half, agrees="yes" if inside else "no",
+                slope, slope - half, slope + half, interval="t", agrees="yes" if inside else "no",
                 why="" if inside else "plain least squares of the same pairs; the source weighs budgets by their bootstrap spread",
             )  # fmt: skip
     return out

@@ -10,11 +10,25 @@ import numpy as np
 import pandas as pd
 
 from scalinglab.replications.pooled import PooledShape
+from scalinglab.replications.targets import counted
 from scalinglab.report.tables import plain, rounded, to_markdown
 from scalinglab.tables import write_atomically, write_table
 
 SCHEMA = "scalinglab/replications-1"
-_SHORT = ("study", "quantity", "published", "ours", "95 % interval", "unit", "agrees", "why", "status")
+_SHORT = (
+    "study",
+    "quantity",
+    "kind",
+    "published",
+    "ours",
+    "95 % interval",
+    "unit",
+    "agrees",
+    "rule",
+    "why",
+    "source",
+    "status",
+)
 _POOLED = ("quantity", "analysis", "studies", "estimate", "95 % interval", "new study", "unit", "tau", "compute at Kaplan's rate, %", "note")  # fmt: skip
 
 
@@ -29,9 +43,13 @@ def save(table: pd.DataFrame, pooled: PooledShape, folder: str | Path) -> Path:
     }
     for name, frame in full.items():
         write_table(frame, folder / f"{name}.csv")
-        write_atomically(folder / f"{name}.md", to_markdown(short[name]).encode())
+        text = to_markdown(short[name])
+        if name == "replications":
+            text = "\n".join([_capital("; ".join(counted(table))), "", text.rstrip("\n"), "", *_footnotes(table), ""])
+        write_atomically(folder / f"{name}.md", text.encode())
     document = {
         "schema": SCHEMA,
+        "counts": counted(table),
         "summary": pooled.summary().splitlines(),
         **{name: _records(frame) for name, frame in full.items()},
     }
@@ -41,11 +59,32 @@ def save(table: pd.DataFrame, pooled: PooledShape, folder: str | Path) -> Path:
 
 
 def shown(table: pd.DataFrame) -> pd.DataFrame:
-    """Replications for reading: the columns that tell the comparison, numbers rounded."""
-    out = table.assign(**{"95 % interval": [_interval(a, b) for a, b in zip(table["low"], table["high"], strict=True)]})
+    """Replications for reading: the columns that tell the comparison, numbers rounded, sources as numbers (`_footnotes`)."""
+    limits = zip(table["low"], table["high"], table["interval"], strict=True)
+    told = [", ".join(part for part in (_interval(a, b), method) if part) for a, b, method in limits]
+    number = {source: f"[{k}]" for k, source in enumerate(_sources(table), 1)}
+    out = table.assign(**{"95 % interval": told, "source": [number[s] for s in table["source"]]})
     for column in ("published", "ours"):
         out[column] = [plain(v, 4) for v in out[column]]
     return out[list(_SHORT)]
+
+
+def _sources(table: pd.DataFrame) -> list[str]:
+    return list(dict.fromkeys(table["source"]))
+
+
+def _footnotes(table: pd.DataFrame) -> list[str]:
+    """What stands behind the numbers in the column source, and the kinds of published values."""
+    return [
+        "Kinds: printed, in the source itself; earlier refit, ours of the source's data; implied, our reading or arithmetic; second "
+        'hand, not checked in the source. "holds": an inequality that is kept, which is no agreement with its number.',
+        "",
+        *(f"- [{k}] {source}" for k, source in enumerate(_sources(table), 1)),
+    ]
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:] + "."
 
 
 def shown_pooled(table: pd.DataFrame) -> pd.DataFrame:

@@ -42,7 +42,7 @@ def compute(data: Path) -> Mapping[str, Ours]:
     low, high = told.loc["vertex bias of the parabola", ["low", "high"]]
     out = {
         "median curvature": Ours(
-            float(np.median(order)), float(order[0]), float(order[-1]), why=f"low and high: the range over {len(order)} settings"
+            float(np.median(order)), float(order[0]), float(order[-1]), interval=f"range over {len(order)} settings"
         ),
         "vertex bias of the parabola": Ours(bias, agrees="yes" if low <= bias <= high else "no"),
     }  # fmt: skip
@@ -55,7 +55,7 @@ def compute(data: Path) -> Mapping[str, Ours]:
         a, b = told.loc[f"lr exponent of {name}", ["low", "high"]]
         overlap = slope - half <= b and a <= slope + half
         out[f"lr exponent of {name}"] = Ours(
-            slope, slope - half, slope + half, agrees="yes" if overlap else "no",
+            slope, slope - half, slope + half, interval="t", agrees="yes" if overlap else "no",
             why=f"minima of surfaces through each grid; its best cells give {cells[name][0]:.3f} with se {cells[name][1]:.3f}. The "
             "source's choice of cells is not documented",
         )  # fmt: skip

@@ -10,18 +10,24 @@ from pathlib import Path
 import pandas as pd
 
 from scalinglab.errors import ConfigError, SchemaError
-from scalinglab.published import published_numbers
+from scalinglab.published import KINDS, Kind, published_numbers
 
 COLUMNS = (
-    "study", "quantity", "published", "ours", "low", "high", "unit", "agrees", "rule", "why", "source", "printed", "needs", "status",
+    "study", "quantity", "kind", "published", "ours", "low", "high", "interval", "unit", "agrees", "rule", "why", "source", "printed",
+    "needs", "status",
 )  # fmt: skip
+
+
+_WORDS = {"yes": "agree", "holds": "hold as a bound", "no": "differ", "open": "open"}
 
 
 @dataclass(frozen=True)
 class Ours:
     """What we get: the value, its 95 % interval where there is one, and what the computation itself shows about a difference.
 
-    agrees : "yes", "no" or "open" where a rule of the target's kind can't judge; None leaves it to the target's tolerance.
+    agrees : "yes", "no" or "open" where a rule of the target's kind can't judge; None leaves it to the target's tolerance. "holds"
+    is the "yes" of an inequality: ours lies on the side that it allows, which is no agreement with its number.
+    interval : how low and high were found, as two methods give two intervals for one number; a range of values says "range".
     """
 
     value: float
@@ -29,6 +35,7 @@ class Ours:
     high: float = math.nan
     why: str = ""
     agrees: str | None = None
+    interval: str = ""
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,7 @@ class Target:
 
     quantity : name within its study; where `published` is NaN the value, unit and source are those of `published_numbers`.
     tolerance : largest distance that counts as agreement (absolute; relative with `relative`), and `rule`, its reason.
-    why : why they differ, where that is known beforehand.
+    why : why they differ, where that is known beforehand. kind : of a `published` that stands here, see `published.KINDS`.
     """
 
     quantity: str
@@ -48,6 +55,7 @@ class Target:
     published: float = math.nan
     unit: str = ""
     source: str = ""
+    kind: Kind = "printed"
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,7 @@ class Replication:
         row: dict[str, object] = dict.fromkeys(COLUMNS, "")
         row |= {
             "study": self.study, "quantity": target.quantity, "published": told["value"], "unit": told["unit"],
-            "source": told["source"], "printed": told["printed"], "rule": target.rule, "needs": ", ".join(self.needs),
+            "source": told["source"], "kind": told["kind"], "printed": told["kind"] == "printed", "rule": target.rule, "needs": ", ".join(self.needs),
             "ours": math.nan, "low": math.nan, "high": math.nan,
         }  # fmt: skip
         if absent:
@@ -83,17 +91,31 @@ class Replication:
         agrees = ours.agrees or _judge(ours.value, float(str(told["value"])), target)
         why = ours.why or (target.why if agrees != "yes" else "")
         return {
-            **row, "ours": ours.value, "low": ours.low, "high": ours.high, "agrees": agrees, "why": why, "status": "done",
+            **row, "ours": ours.value, "low": ours.low, "high": ours.high, "interval": ours.interval, "agrees": agrees,
+            "why": why, "status": "done",
         }  # fmt: skip
 
     def _published(self, target: Target) -> dict[str, object]:
         if math.isfinite(target.published):
-            return {"value": target.published, "unit": target.unit, "source": target.source, "printed": True}
+            return {"value": target.published, "unit": target.unit, "source": target.source, "kind": target.kind}
         table = published_numbers(self.study)
         found = table[table["quantity"] == target.quantity]
         if not len(found):
             raise ConfigError(f"replication {self.study}: there is no published number {target.quantity!r}")
         return found.iloc[0].to_dict()
+
+
+def counted(table: pd.DataFrame) -> list[str]:
+    """How many numbers of `replications` came out again, a sentence per kind: only a printed number can be replicated."""
+    out = []
+    for kind, name in KINDS.items():
+        own = table[table["kind"] == kind]
+        done = own[own["status"] == "done"]
+        if len(own):
+            told = [f"{n} {word}" for verdict, word in _WORDS.items() if (n := int((done["agrees"] == verdict).sum()))]
+            told += [f"{len(own) - len(done)} skipped"] if len(done) < len(own) else []
+            out.append(f"of {len(own)} {name}: {', '.join(told)}")
+    return out
 
 
 def data_folder(data: str | Path | None) -> Path | None:

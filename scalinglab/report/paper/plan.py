@@ -28,10 +28,10 @@ from scalinglab import tomlfile
 from scalinglab.errors import ConfigError
 from scalinglab.questions import read_question
 from scalinglab.report.paper import registry
-from scalinglab.report.paper.registry import Inputs, Kind, Options, Recipe
+from scalinglab.report.paper.registry import EMBEDDED, Inputs, Kind, Options, Recipe
 from scalinglab.tables import table_names, table_path
 
-EMBEDDED, ARTEFACT = "embedded:", "artefact:"
+ARTEFACT = "artefact:"
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 FOLDERS: dict[Kind, str] = {"figure": "figures", "table": "tables", "numbers": "numbers"}
 
@@ -191,17 +191,20 @@ def _artefact(name: str, entry: _Entry, entries: Mapping[str, _Entry], file: Pat
             names.append(str(path))
             sources.append(Source(text, path))
         else:
-            names.append(text if text.startswith(EMBEDDED) else str(root / text))
-            sources += _sources(text, root, at)
+            names.append(registry.in_tree(text, file) if text.startswith(EMBEDDED) else str(root / text))
+            sources += _sources(text, root, file, at)
     return Artefact(
         name, entry.kind, recipe, options, tuple(entry.inputs), tuple(names), tuple(needs),
         tuple({s.label: s for s in sources}.values()), entry.optional, msgspec.to_builtins(entry),
     )  # fmt: skip
 
 
-def _sources(text: str, root: Path, at: str) -> list[Source]:
-    """The files behind one input: itself, its meta file, and for a question the runs that it asks."""
+def _sources(text: str, root: Path, file: Path, at: str) -> list[Source]:
+    """The files behind one input of `file`: itself, its meta file, and for a question the runs that it asks."""
     if text.startswith(EMBEDDED):
+        found = registry.in_tree(text, file)
+        if found != text:
+            return _with_meta(text, Path(found))
         name = text.removeprefix(EMBEDDED)
         if name not in table_names():  # may be yet to come, as a file may
             return [Source(text, root / f".no-embedded-table-{name}")]
@@ -215,7 +218,7 @@ def _sources(text: str, root: Path, at: str) -> list[Source]:
         raise ConfigError(f"{at}.inputs: {error}") from None
     out = [Source(text, path)]
     for run in [asked.runs] if isinstance(asked.runs, str) else asked.runs:
-        out += _sources(run, root if run.startswith(EMBEDDED) else Path(), at)
+        out += _sources(run, root if run.startswith(EMBEDDED) else Path(), path, at)
     return [Source(s.label if s.label == text else f"{text} -> {s.label}", s.path) for s in out]
 
 

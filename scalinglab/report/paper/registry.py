@@ -24,10 +24,11 @@ import pandas as pd
 from scalinglab import expressions
 from scalinglab.errors import ConfigError
 from scalinglab.readers import read_runs
-from scalinglab.tables import table_meta, table_path
+from scalinglab.tables import table_meta, table_names, table_path
 
 Kind = Literal["figure", "table", "numbers"]
 T = TypeVar("T")
+EMBEDDED = "embedded:"
 _OWN = "scalinglab_paper_recipes_"  # modules of users' recipe files
 
 
@@ -74,8 +75,8 @@ class Inputs:
     def meta(self, index: int = 0) -> dict[str, Any]:
         """What NAME.meta.json says about an input; empty where there is none."""
         name = self.names[index]
-        if name.startswith("embedded:"):
-            return table_meta(name.removeprefix("embedded:"))
+        if name.startswith(EMBEDDED):
+            return table_meta(name.removeprefix(EMBEDDED))
         beside = meta_file(Path(name))
         return dict(msgspec.json.decode(beside.read_bytes())) if beside.is_file() else {}
 
@@ -85,8 +86,26 @@ def meta_file(table: Path) -> Path:
     return table.with_name(f"{table.name.partition('.')[0]}.meta.json")
 
 
+def in_tree(name: str, place: Path) -> str:
+    """An embedded table's name as the file in data/tables of the tree around `place`, where that is another than the package's.
+
+    In a copy or a worktree of a repository, with the package installed from elsewhere, the copy's own tables count. Any other name is
+    left as it is.
+    """
+    if not name.startswith(EMBEDDED):
+        return name
+    table = name.removeprefix(EMBEDDED)
+    for folder in place.resolve().parents:
+        for ending in (".csv", ".csv.gz", ".parquet"):
+            path = folder / "data" / "tables" / f"{table}{ending}"
+            if path.is_file():
+                same = table in table_names() and path.samefile(table_path(table))
+                return name if same else str(path)
+    return name
+
+
 def _file(name: str) -> Path:
-    return table_path(name.removeprefix("embedded:")) if name.startswith("embedded:") else Path(name)
+    return table_path(name.removeprefix(EMBEDDED)) if name.startswith(EMBEDDED) else Path(name)
 
 
 @dataclass(frozen=True)

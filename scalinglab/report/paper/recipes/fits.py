@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -14,7 +15,7 @@ from scalinglab.questions import read_question
 from scalinglab.readers import read_runs
 from scalinglab.report.paper import products
 from scalinglab.report.paper.products import Number, Table
-from scalinglab.report.paper.registry import Analysis, Inputs, Options, recipe
+from scalinglab.report.paper.registry import Analysis, Inputs, Options, in_tree, recipe
 from scalinglab.report.tables import parameter_table
 
 if TYPE_CHECKING:
@@ -62,11 +63,11 @@ def fitted(inputs: Inputs, asked: FitOptions) -> Fitted:
                 f"{name} says how to fit; leave law, by, share, ... out of the options here, or name the runs themselves"
             )
         q = read_question(name)
-        runs = read_runs(q.runs, columns=q.columns, where=q.where, params=q.params, key=q.key)  # type: ignore[arg-type]
+        sources = tuple(in_tree(run, Path(name)) for run in ([q.runs] if isinstance(q.runs, str) else q.runs))
+        runs = read_runs(list(sources), columns=q.columns, where=q.where, params=q.params, key=q.key)  # type: ignore[arg-type]
         made = fit(
             q.law, runs, objective=q.objective, by=q.by, share=q.share, fixed=q.fixed, weights=q.weights, rng=q.seed
         )
-        sources = (q.runs,) if isinstance(q.runs, str) else tuple(q.runs)
     else:
         if asked.law is None:
             raise ConfigError(f"{name} is a table: say which law = ... in the options")

@@ -111,16 +111,15 @@ def test_intervals_cover_when_the_base_is_shared() -> None:
 
 
 def test_the_trainer_gives_all_parametrizations_the_same_runs_at_the_base(tmp_path: Path) -> None:
-    """Sixteen steps of the shipped sweep at its base and at twice its depth, and with an exponent moved."""
+    """Sixteen steps of the shipped ladder at its base and at twice its depth, on a corpus that needs no text."""
     pytest.importorskip("torch")
     from scalinglab.collecting import collect
     from scalinglab.misscaling import with_alternatives
     from scalinglab.train.launch import launch
 
     sweep = load_sweep("embedded:misscaling_depth")
-    small = msgspec.structs.replace(
-        sweep, shapes=sweep.shapes[:2], lrs=[0.004, 0.008, 0.016], seeds=[0], run={**sweep.run, "tokens": 8192}
-    )
+    run = {**sweep.run, "tokens": 8192, "corpus": "automaton"}
+    small = msgspec.structs.replace(sweep, shapes=sweep.shapes[:2], lrs=[0.004, 0.008, 0.016], seeds=[0], run=run)
     launch(
         with_alternatives(small, "completep", entries=["branch_multiplier"]),
         tmp_path,

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from scalinglab.cli.options import Convention, Pairs, Runs, check_folder, need_matplotlib, pairs, read, say
+from scalinglab.cli.options import Convention, Pairs, Runs, check_folder, need_matplotlib, pairs, read, say, say_written
 from scalinglab.errors import ConfigError
 
 
@@ -104,11 +104,7 @@ def depth(
         say("drawing the report")
         with _uncollected():
             written, skipped = save_report(report, out, formats=formats)
-        for path in written:
-            say(f"wrote {path}")
-        for name, why in skipped.items():
-            say(f"no figure {name}: {why}")
-        say(f"wrote {out / 'result.json'}")
+        say_written(out, written, skipped)
     return 0 if all(v.label == v.reading for v in report.verdicts.values()) else 1
 
 

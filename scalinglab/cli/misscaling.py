@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from scalinglab.cli.options import Convention, Pairs, Runs, check_folder, need_matplotlib, pairs, read, say
+from scalinglab.cli.options import Convention, Pairs, Runs, check_folder, need_matplotlib, pairs, read, say, say_written
 from scalinglab.errors import ConfigError
 
 
@@ -83,10 +83,6 @@ def misscaling(
 
         say("drawing the report")
         written, skipped = save_page(report, out, formats=formats)
-        for path in written:
-            say(f"wrote {path}")
-        for name, why in skipped.items():
-            say(f"no figure {name}: {why}")
-        say(f"wrote {out / 'result.json'}")
+        say_written(out, written, skipped)
     answered = report.analysis is not None and bool(report.analysis.gains) and report.grids.paired is not False
     return 0 if answered else 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -53,6 +53,15 @@ def check_out(out: Path | None, suffixes: tuple[str, ...], inputs: Sequence[str]
         if out.exists() and Path(given).exists() and out.samefile(given):
             raise ConfigError(f"--out {out} is also the input; give another name")
     check_folder(out.parent, "--out")
+
+
+def say_written(out: Path, written: Sequence[Path], skipped: Mapping[str, str]) -> None:
+    """Name the files of a report in its folder, and the figures that it can't have."""
+    for path in written:
+        say(f"wrote {path}")
+    for name, why in skipped.items():
+        say(f"no figure {name}: {why}")
+    say(f"wrote {out / 'result.json'}")
 
 
 def check_folder(folder: Path, option: str = "--out") -> None:

@@ -27,7 +27,7 @@ from scalinglab.report.figures.power import power_of
 from scalinglab.report.html import alt
 from scalinglab.report.html import sections as s
 from scalinglab.report.html.elements import Child, add, el, page
-from scalinglab.report.html.graphics import file_of, inline_svg
+from scalinglab.report.html.graphics import check_formats, file_of, inline_svg
 from scalinglab.tables import write_atomically
 
 if TYPE_CHECKING:
@@ -62,9 +62,7 @@ def save_report(
     ConfigError
         Not a depth report, or a format that figures don't have.
     """
-    bad = [f for f in formats if f not in ("png", "svg", "pdf")]
-    if bad:
-        raise ConfigError(f"format {bad[0]!r} is not known: figures are png, svg or pdf")
+    check_formats(formats)
     curves = _curves(report)
     drawn = _drawn(report, curves)
     text = _page(report, curves, drawn)

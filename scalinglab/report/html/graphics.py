@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from typing import Literal
 
 import matplotlib
@@ -12,6 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
+from scalinglab.errors import ConfigError
 from scalinglab.report.html.elements import clean, el
 from scalinglab.report.style import GREY, INK, PALE, PALETTE, styled
 
@@ -22,6 +24,19 @@ _COLOURS = {
 _COLOUR = re.compile(r"#[0-9a-fA-F]{6}")
 _NUMBER = re.compile(r"-?\d+\.\d{3,}")
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
+
+
+def check_formats(formats: Sequence[str]) -> None:
+    """Refuse what figures can't be saved as.
+
+    Raises
+    ------
+    ConfigError
+        A format that isn't png, svg or pdf.
+    """
+    bad = [f for f in formats if f not in ("png", "svg", "pdf")]
+    if bad:
+        raise ConfigError(f"format {bad[0]!r} is not known: figures are png, svg or pdf")
 
 
 def file_of(figure: Figure, kind: Literal["png", "svg"]) -> bytes:

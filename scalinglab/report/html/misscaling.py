@@ -22,7 +22,7 @@ from scalinglab.misscaling.rules import MEANING, TABLE
 from scalinglab.misscaling.saving import CAPTIONS, report_tables
 from scalinglab.report.figures import FIGURES, save_figure
 from scalinglab.report.html.elements import Child, add, el, page, table
-from scalinglab.report.html.graphics import file_of, inline_svg
+from scalinglab.report.html.graphics import check_formats, file_of, inline_svg
 from scalinglab.report.html.sections import details, section, signed
 from scalinglab.report.tables import to_latex, to_markdown
 from scalinglab.tables import write_atomically
@@ -66,9 +66,7 @@ def save_page(
     ConfigError
         Not a mis-scaling report, or a format that figures don't have.
     """
-    bad = [f for f in formats if f not in ("png", "svg", "pdf")]
-    if bad:
-        raise ConfigError(f"format {bad[0]!r} is not known: figures are png, svg or pdf")
+    check_formats(formats)
     drawn = _drawn(report)
     text = _page(report, drawn)
     folder = Path(folder)

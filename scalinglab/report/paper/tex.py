@@ -37,6 +37,8 @@ _DEEP = 40
 
 @dataclass(frozen=True)
 class Text:
+    """Characters as they are shown."""
+
     value: str
 
 
@@ -52,6 +54,8 @@ class Amp:
 
 @dataclass(frozen=True)
 class Math:
+    """A formula, inline or displayed, as it is written; `at` is file:line."""
+
     source: str
     display: bool
     at: str  # file:line
@@ -59,11 +63,15 @@ class Math:
 
 @dataclass(frozen=True)
 class Group:
+    """What stands between braces."""
+
     children: tuple[Node, ...]
 
 
 @dataclass(frozen=True)
 class Command:
+    """A command with its option and arguments; `at` is file:line."""
+
     name: str
     option: str
     words: tuple[str, ...]  # arguments that are kept as they are written
@@ -73,6 +81,8 @@ class Command:
 
 @dataclass(frozen=True)
 class Environment:
+    """What stands between \\begin and \\end; `at` is file:line."""
+
     name: str
     words: tuple[str, ...]
     children: tuple[Node, ...]

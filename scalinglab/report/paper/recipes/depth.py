@@ -54,11 +54,15 @@ class DepthOptions(Options, kw_only=True):
 
 
 class DepthFigureOptions(DepthOptions, kw_only=True):
+    """Which figure of a depth report, for which width."""
+
     figure: DepthFigure
     width: Width = "page"
 
 
 class DepthTableOptions(DepthOptions, kw_only=True):
+    """Which table of a depth report."""
+
     table: Literal["effects", "interaction"]
 
 

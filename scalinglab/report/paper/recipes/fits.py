@@ -38,11 +38,15 @@ class FitOptions(Options, kw_only=True):
 
 
 class FitFigureOptions(FitOptions, kw_only=True):
+    """Which figure of a fit, for which width."""
+
     figure: FitFigure
     width: Literal["column", "page"] | None = None
 
 
 class FitTableOptions(FitOptions, kw_only=True):
+    """The level of the table's intervals."""
+
     level: float = 0.95
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 
 class FloorOptions(Options, kw_only=True):
+    """The law whose floor is held against the entropy."""
+
     law: str = "chinchilla"
 
 

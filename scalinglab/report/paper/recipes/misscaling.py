@@ -36,10 +36,14 @@ class MisscalingOptions(Options, kw_only=True):
 
 
 class MisscalingFigureOptions(MisscalingOptions, kw_only=True):
+    """Which figure of a mis-scaling report."""
+
     figure: Literal["lr_envelope", "lr_drift", "decomposition"]
 
 
 class MisscalingTableOptions(MisscalingOptions, kw_only=True):
+    """Which table of a mis-scaling report."""
+
     table: Literal["decomposition", "drift"]
 
 

@@ -6,6 +6,7 @@ difference over norm) are 1e-7 to 1e-6. 1e-5 leaves a factor of ten and is far b
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import subprocess
@@ -19,6 +20,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from msgspec.structs import replace
 from torch.func import functional_call
 from torch.nn import functional
 
@@ -616,7 +618,98 @@ def test_sinkhorn(kernels, n, iterations):
     torch.testing.assert_close(y.sum(-1), torch.ones(2, 3, 7, n))
 
 
-@pytest.mark.parametrize("architecture", ["hyper_connections", "hyper_connections_static", "mhc", "attn_res"])
+DEEP = [
+    ("attn_res", {}, {}),
+    ("block_attn_res", {"size": 3}, {}),
+    ("moda", {}, {}),
+    ("moda", {"ffn_cache": False}, {"kv_heads": 1}),
+    ("moda", {}, {"heads": 4, "kv_heads": 2}),
+    ("moda", {"depth_key_rope": True}, {}),
+]
+
+
+@pytest.mark.parametrize("length", [8, 13, 64])  # whole vectors of tokens, a part of one, more than a block of queries
+@pytest.mark.parametrize(("architecture", "options", "changes"), DEEP)
+def test_gradients_through_the_shelf_equal_torch_in_float64(kernels, architecture, options, changes, length):
+    """A model that reads all earlier sublayers: every parameter's gradient, twice, against the copies that torch makes."""
+    spec = {"depth": 4, "width": 12, "heads": 2, "head_dim": 4, "ffn_dim": 24, "vocab": 16, "context": 64} | changes
+    run = RunConfig(
+        shape=ShapeSpec(**spec), lr=3e-3, tokens=512, corpus="automaton", architecture=architecture, options=options
+    )
+    generator = torch.Generator().manual_seed(length)
+    tokens = torch.randint(0, 16, (2, 3, length), generator=generator)
+    upstream = torch.rand(2, 3, length, generator=generator)
+    stack = Stack([run, replace(run, seed=1)])
+    with torch.no_grad():  # zero queries would leave the softmax flat and untested
+        for parameter in stack.model.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
+    exact = copy.deepcopy(stack.model).double()
+    wanted = exact.nats(tokens, tokens)
+    wanted.mul(upstream).sum().backward()
+    stack.model.use(kernels)
+    for _ in range(2):
+        stack.model.zero_grad(set_to_none=True)
+        found = stack.model.nats(tokens, tokens)
+        found.mul(upstream).sum().backward()
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4)
+        for (name, got), want in zip(stack.model.named_parameters(), exact.parameters(), strict=True):
+            error = (got.grad.double() - want.grad).norm() / want.grad.norm().clamp(min=1e-8)
+            assert error < 1e-4, (name, float(error))
+    with torch.no_grad():
+        assert torch.equal(stack.model.nats(tokens, tokens), found.detach())
+
+
+def test_a_graph_over_a_shelf_runs_twice(kernels):
+    """Gradients are taken from the shelf, so a retained graph gives the same again."""
+    x = torch.randn(1, 2, 9, 5, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    query = torch.ones(1, 5).requires_grad_()
+    shelf = kernels.shelf(x, 3, 5)
+    shelf.put(x)
+    shelf.put(2 * x.roll(1, -1))
+    y = shelf.read([0, 1], query, 0.0)
+    first = torch.autograd.grad(y.sin().sum(), (x, query), retain_graph=True)
+    again = torch.autograd.grad(y.sin().sum(), (x, query))
+    assert all(torch.equal(a, b) and a.isfinite().all() for a, b in zip(first, again, strict=True))
+
+
+def test_a_shelf_refuses_what_does_not_fit(kernels):
+    x = torch.ones(1, 2, 3, 4)
+    shelf = kernels.shelf(x, 1, 4)
+    with pytest.raises(ConfigError, match="must be one or more of the 0 that are filled"):
+        shelf.read([0], torch.ones(1, 4), 0.0)
+    with pytest.raises(ConfigError, match="a slot takes float32"):
+        shelf.put(torch.ones(1, 2, 3, 5))
+    shelf.put(x)
+    with pytest.raises(ConfigError, match="has 1 slots and all are filled"):
+        shelf.put(x)
+    with pytest.raises(ConfigError, match="the query is"):
+        shelf.read([0], torch.ones(2, 4), 0.0)
+    with pytest.raises(ConfigError, match="must be float32"):
+        kernels.shelf(x.double(), 1, 4)
+    weight = torch.ones(1, 4, 4)
+    with pytest.raises(ConfigError, match="doesn't fit activations"):
+        kernels.attention(x, weight, weight, weight, weight, head_dim=2, scale=1.0, positions=None, depth=shelf)
+
+
+def test_a_nan_on_the_shelf_stays_in_its_replica(kernels):
+    x = torch.randn(2, 1, 5, 4, generator=torch.Generator().manual_seed(0))
+    bad = x.clone()
+    bad[1, 0, 2, 0] = math.nan
+    found = []
+    for source in (x, bad):
+        leaf = source.clone().requires_grad_()
+        shelf = kernels.shelf(leaf, 1, 4)
+        y = shelf.read([shelf.put(leaf)], torch.ones(2, 4), 1e-6)
+        found.append((y.detach(), *torch.autograd.grad(y.sum(), leaf)))
+    for clean, touched in zip(*found, strict=True):
+        assert torch.equal(clean[0], touched[0])
+        assert touched[1, 0, 2].isnan().all()
+        assert torch.equal(clean[1, 0, :2], touched[1, 0, :2])
+
+
+@pytest.mark.parametrize(
+    "architecture", ["hyper_connections", "hyper_connections_static", "mhc", "attn_res", "block_attn_res", "moda"]
+)
 def test_a_topology_trains_on_kernels_as_on_torch(kernels, architecture):
     shape = ShapeSpec(depth=2, width=12, heads=2, ffn_dim=24, vocab=16, context=8)
     configs = [

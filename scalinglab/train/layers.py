@@ -119,18 +119,26 @@ def rotate(x_btc: Tensor, positions: Rotary) -> Tensor:
 
 @dataclass
 class DepthCache:
-    """Keys (before any rotation) and values [b, k, t, c] of earlier sublayers; one cache per forward pass."""
+    """Keys (before any rotation) and values [b, k, t, c] of earlier sublayers; one cache per forward pass.
+
+    With fused kernels and keys that are not rotated they stand in a `shelf` instead (`scalinglab.train.fused.shelves`).
+    """
 
     rotate_keys: bool
     keys: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
     writable: bool = True
+    shelf: Any = None
 
     def add(self, keys: Tensor, values: Tensor) -> None:
         """Append one slot, unless the cache is closed."""
-        if self.writable:
-            self.keys.append(keys)
-            self.values.append(values)
+        if not self.writable:
+            return
+        if self.shelf is not None:
+            self.shelf.put(torch.cat([x.transpose(-3, -2).flatten(-2) for x in (keys, values)], dim=-1))
+            return
+        self.keys.append(keys)
+        self.values.append(values)
 
 
 class Attention(Sublayer):
@@ -159,10 +167,11 @@ class Attention(Sublayer):
         return linear(x_btd, matrix).unflatten(-1, (-1, self.head_dim)).transpose(-3, -2)
 
     def forward(self, x_btd: Tensor, positions: Rotary, depth: DepthCache | None = None) -> Tensor:
-        if self.kernels is not None and depth is None:
+        if self.kernels is not None and (depth is None or depth.shelf is not None):
             weights = (self.query_hd, self.key_kd, self.value_kd, self.output_dh)
+            shelf, keeps = (None, False) if depth is None else (depth.shelf, depth.writable)
             y_btd: Tensor = self.kernels.attention(
-                x_btd, *weights, head_dim=self.head_dim, scale=self.scale, positions=positions
+                x_btd, *weights, head_dim=self.head_dim, scale=self.scale, positions=positions, depth=shelf, keeps=keeps
             )
             return y_btd
         q_bhtc = rotate(self.heads(x_btd, self.query_hd), positions)

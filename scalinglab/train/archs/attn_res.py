@@ -65,14 +65,20 @@ class AttnResConnector(Connector):
 
 
 class AttnResStream(Stream):
-    """Sources with their 1 / rms: the embedding, sums of finished blocks, and the running sum last."""
+    """Sources: the embedding, sums of finished blocks, and the running sum last.
+
+    On fused kernels they also stand in a shelf, so that a reader copies none of them.
+    """
 
     def __init__(self, connector: AttnResConnector, embedding: Tensor) -> None:
         super().__init__(embedding)
         self.connector = connector
-        self.sources = [embedding]
-        self.inverse = [inverse_rms(embedding, connector.norm_eps)]
+        kernels = connector.kernels
+        self.shelf = None if kernels is None else kernels.shelf(embedding, 2 * connector.depth + 1, connector.width)
+        self.sources: list[Tensor] = []
+        self.slots: list[int] = []  # of the sources in the shelf
         self.open_block = -1
+        self._add(embedding)
 
     def read(self, i: int) -> Tensor:
         return self._mix(i) if i else self.sources[0]
@@ -82,10 +88,9 @@ class AttnResStream(Stream):
         block = i // self.connector.size
         if block == self.open_block:
             y = self.sources.pop() + y
-            self.inverse.pop()
+            del self.slots[-1:]
         self.open_block = block
-        self.sources.append(y)
-        self.inverse.append(inverse_rms(y, self.connector.norm_eps))
+        self._add(y)
 
     def finish(self) -> Tensor:
         return self._mix(2 * self.connector.depth)
@@ -103,7 +108,7 @@ class AttnResStream(Stream):
 
     def unfold(self, i: int, memory: Any) -> tuple[Tensor, Any]:
         source_of = [0] + [1 + j // self.connector.size for j in range(i)]  # outputs of one block share its weight
-        weights_bts = self.mixing_weights(i) if i else self.inverse[0].new_ones(1, 1, 1)
+        weights_bts = self.mixing_weights(i) if i else at_least_float32(self.sources[0]).new_ones(1, 1, 1)
         return weights_bts[..., source_of], None
 
     def mixing_weights(self, i: int) -> Tensor:
@@ -111,17 +116,26 @@ class AttnResStream(Stream):
         weights, _ = self._weigh(i)
         return weights
 
+    def _add(self, source: Tensor) -> None:
+        self.sources.append(source)
+        if self.shelf is not None:
+            self.slots.append(self.shelf.put(source))
+
     def _weigh(self, i: int) -> tuple[Tensor, Tensor]:
         sources_btsd = at_least_float32(torch.stack(self.sources, dim=-2))
-        inverse_bts = torch.stack(self.inverse, dim=-1)
+        inverse_bts = inverse_rms(sources_btsd, self.connector.norm_eps)
         with full_precision(sources_btsd):
             mixer = cast(DepthMixer, self.connector.mixers[i - 1])
             return mixer.weights(sources_btsd, inverse_bts), sources_btsd
 
     def _mix(self, i: int) -> Tensor:
+        if self.shelf is not None:
+            mixer = cast(DepthMixer, self.connector.mixers[i - 1])
+            mixed: Tensor = self.shelf.read(self.slots, mixer.query_d * mixer.key_gain_d, self.connector.norm_eps)
+            return mixed
         weights_bts, sources_btsd = self._weigh(i)
         with full_precision(sources_btsd):
-            mixed = mix(weights_bts.unsqueeze(-2), sources_btsd, self.connector.kernels).squeeze(-2)
+            mixed = mix(weights_bts.unsqueeze(-2), sources_btsd).squeeze(-2)
         return mixed.to(self.sources[0].dtype)
 
 

@@ -45,7 +45,7 @@ class MoDAConnector(Connector):
     def __init__(self, shape: Shape, options: MoDA, norm_eps: float) -> None:
         super().__init__(shape, options, norm_eps)
         self.head_dim = shape.head_dim
-        kv_width = (shape.kv_heads or shape.heads) * shape.head_dim
+        kv_width = self.kv_width = (shape.kv_heads or shape.heads) * shape.head_dim
         count = shape.depth - 1 if options.ffn_cache else 0
         self.projections = nn.ModuleList(CacheProjection(shape.width, kv_width) for _ in range(count))
 
@@ -67,6 +67,9 @@ class MoDAStream(Stream):
         super().__init__(embedding)
         self.connector = connector
         self.cache = DepthCache(rotate_keys=connector.options.depth_key_rope)
+        if connector.kernels is not None and not self.cache.rotate_keys:
+            slots = connector.depth - 1 + len(connector.projections)
+            self.cache.shelf = connector.kernels.shelf(embedding, slots, 2 * connector.kv_width)
 
     def apply(self, i: int, branch: Branch, x: Tensor) -> Tensor:
         block, feed_forward = divmod(i, 2)

@@ -15,33 +15,58 @@
 #include "attention.h"
 #include "feed_forward.h"
 #include "rows.h"
+#include "shelf.h"
 #include "sinkhorn.h"
 #include "streams.h"
 
 extern "C" {
 
-void scalinglab_attention_forward(Index K, Index B, Index T, Index d, Index H, Index G, Index c, float scale,
-                                  const float* x, const float* query, Index query_stride, const float* key,
-                                  Index key_stride, const float* value, Index value_stride, const float* output,
-                                  Index output_stride, const float* cosines, const float* sines, float* y, float* qkv,
-                                  float* mixed, float* softmax) {
+// The shelf is null where there is none; see attention.h.
+void scalinglab_attention_forward(Index K, Index B, Index T, Index d, Index H, Index G, Index c, Index capacity,
+                                  Index count, Index keeps, float scale, const float* x, const float* query,
+                                  Index query_stride, const float* key, Index key_stride, const float* value,
+                                  Index value_stride, const float* output, Index output_stride, const float* cosines,
+                                  const float* sines, float* shelf, float* y, float* qkv, float* mixed,
+                                  float* softmax) {
+  const Depth depth{{shelf, token_blocks(T), capacity, 2 * G * c}, nullptr, count, keeps};
   attention_forward(K, B, {T, H, G, c}, d, scale, x,
                     {{query, query_stride}, {key, key_stride}, {value, value_stride}, {output, output_stride}},
-                    cosines, sines, y, qkv, mixed, softmax);
+                    cosines, sines, depth, y, qkv, mixed, softmax);
 }
 
-void scalinglab_attention_backward(Index K, Index B, Index T, Index d, Index H, Index G, Index c, float scale,
-                                   const float* dy, const float* x, const float* query, Index query_stride,
-                                   const float* key, Index key_stride, const float* value, Index value_stride,
-                                   const float* output, Index output_stride, const float* cosines, const float* sines,
+void scalinglab_attention_backward(Index K, Index B, Index T, Index d, Index H, Index G, Index c, Index capacity,
+                                   Index count, Index keeps, float scale, const float* dy, const float* x,
+                                   const float* query, Index query_stride, const float* key, Index key_stride,
+                                   const float* value, Index value_stride, const float* output, Index output_stride,
+                                   const float* cosines, const float* sines, float* shelf, float* grads,
                                    const float* qkv, const float* mixed, const float* softmax, float* dx, float* dquery,
                                    Index dquery_stride, float* dkey, Index dkey_stride, float* dvalue,
                                    Index dvalue_stride, float* doutput, Index doutput_stride) {
+  const Depth depth{{shelf, token_blocks(T), capacity, 2 * G * c}, grads, count, keeps};
   attention_backward(K, B, {T, H, G, c}, d, scale, dy, x,
                      {{query, query_stride}, {key, key_stride}, {value, value_stride}, {output, output_stride}},
-                     cosines, sines, qkv, mixed, softmax, dx,
+                     cosines, sines, depth, qkv, mixed, softmax, dx,
                      {{dquery, dquery_stride}, {dkey, dkey_stride}, {dvalue, dvalue_stride},
                       {doutput, doutput_stride}});
+}
+
+void scalinglab_put_forward(Index R, Index T, Index w, Index capacity, Index slot, const float* x, float* shelf) {
+  put_forward(R, T, w, capacity, slot, x, shelf);
+}
+
+void scalinglab_put_backward(Index R, Index T, Index w, Index capacity, Index slot, float* grads, float* dx) {
+  put_backward(R, T, w, capacity, slot, grads, dx);
+}
+
+void scalinglab_read_forward(Index K, Index B, Index T, Index d, Index capacity, Index n, float eps, const Index* slots,
+                             const float* query, float* shelf, float* y, float* kept) {
+  read_forward({K, B, T, d, capacity, n, slots, eps}, query, shelf, y, kept);
+}
+
+void scalinglab_read_backward(Index K, Index B, Index T, Index d, Index capacity, Index n, float eps,
+                              const Index* slots, const float* query, float* shelf, const float* kept, const float* dy,
+                              float* grads, float* dquery) {
+  read_backward({K, B, T, d, capacity, n, slots, eps}, query, shelf, kept, dy, grads, dquery);
 }
 
 void scalinglab_feed_forward_forward(Index K, Index M, Index d, Index f, const float* x, const float* gate,

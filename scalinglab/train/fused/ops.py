@@ -22,13 +22,17 @@ from torch.autograd import Function
 
 from scalinglab.errors import ConfigError
 from scalinglab.shapes import Shape
+from scalinglab.train.fused.shelves import FIRST_ONLY, Shelf
 from scalinglab.train.layers import Rotary
 
-_FIRST_ONLY = "the native kernels have first derivatives only; use the torch backend for higher ones"
 _INTEGER, _FLOAT, _POINTER = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 _SIGNATURES = {  # integers, floats, and then pointers (p) and weights (w: pointer, replica stride) in order
-    "attention_forward": (7, 1, "pwwwwpppppp"),
-    "attention_backward": (7, 1, "ppwwwwppppppwwww"),
+    "attention_forward": (10, 1, "pwwwwppppppp"),
+    "attention_backward": (10, 1, "ppwwwwppppppppwwww"),
+    "put_forward": (5, 0, "pp"),
+    "put_backward": (5, 0, "pp"),
+    "read_forward": (6, 1, "ppppp"),
+    "read_backward": (6, 1, "ppppppp"),
     "feed_forward_forward": (4, 0, "pwwwpp"),
     "feed_forward_backward": (4, 0, "pppwwwpwww"),
     "norm_forward": (3, 1, "pwpp"),
@@ -91,6 +95,8 @@ class Kernels:
         head_dim: int,
         scale: float,
         positions: Rotary,
+        depth: Shelf | None = None,
+        keeps: bool = False,
     ) -> Tensor:
         """Causal self-attention with its four projections.
 
@@ -105,6 +111,11 @@ class Kernels:
             Factor on the attention logits.
         positions : (cos, sin) or None
             Tables [t, head_dim / 2] of rotary positions (rotate-half), without gradient.
+        depth : Shelf, optional
+            Slots [key | value], 2 * kv_heads * head_dim channels, of the same token, that come under the same softmax; their
+            keys are not rotated.
+        keeps : bool
+            Put this sublayer's own key, before rotation, and value into the next slot.
 
         Returns
         -------
@@ -129,10 +140,27 @@ class Kernels:
                     f"{x_kbtd.shape[-2]} positions and head_dim={head_dim} need [positions, head_dim / 2] on the CPU"
                 )
             tables.append(table.detach().to(torch.float32).contiguous())
-        y: Tensor = _Attention.apply(
-            self.library, x_kbtd, query_khd, key_kgd, value_kgd, output_kdh, head_dim, scale, tables
-        )
+        weights = (query_khd, key_kgd, value_kgd, output_kdh)
+        y: Tensor
+        if depth is None:
+            y, _ = _Attention.apply(self.library, x_kbtd, *weights, head_dim, scale, tables, None, (0, 0, 0), None)
+            return y
+        if depth.lead != x_kbtd.shape[:3] or depth.width != 2 * narrow:
+            raise ConfigError(
+                f"a shelf of {depth.lead} and {depth.width} channels doesn't fit activations {tuple(x_kbtd.shape)} with "
+                f"{narrow} key channels"
+            )
+        slots = (depth.capacity, depth.count, int(keeps))
+        if keeps:
+            depth.next()
+        y, token = _Attention.apply(self.library, x_kbtd, *weights, head_dim, scale, tables, depth, slots, depth.token)
+        if keeps:
+            depth.token = token
         return y
+
+    def shelf(self, like_kbtd: Tensor, capacity: int, width: int) -> Shelf:
+        """Slots for what later sublayers read of earlier ones; see `scalinglab.train.fused.shelves`."""
+        return Shelf(self.library, like_kbtd, capacity, width)
 
     def feed_forward(self, x_kbtd: Tensor, gate_kfd: Tensor | None, up_kfd: Tensor, down_kdf: Tensor) -> Tensor:
         """down(silu(gate x) * up x), or down(gelu(up x)) with the exact GELU where there is no gate."""
@@ -270,34 +298,39 @@ class _Attention(Function):
         head_dim: int,
         scale: float,
         tables: list[Tensor],
-    ) -> Tensor:
+        shelf: Shelf | None,
+        slots: tuple[int, int, int],
+        token: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
         x = x.contiguous()
         weights = tuple(_inside(weight) for weight in (query, key, value, output))
         replicas, sequences, length, width = x.shape
         wide, narrow = query.shape[-2], key.shape[-2]
         heads = wide // head_dim
-        ctx.library, ctx.scale, ctx.tables = library, scale, tables
-        ctx.sizes = (replicas, sequences, length, width, heads, narrow // head_dim, head_dim)
+        ctx.library, ctx.scale, ctx.tables, ctx.shelf = library, scale, tables, shelf
+        ctx.sizes = (replicas, sequences, length, width, heads, narrow // head_dim, head_dim, *slots)
         y = torch.empty_like(x)
         qkv = _buffer(replicas, sequences, length, wide + 2 * narrow)
         mixed = _buffer(replicas, sequences, length, wide)
         softmax = _buffer(replicas, sequences, heads, length, 2)
         library.scalinglab_attention_forward(
-            *ctx.sizes, scale, _at(x), *_weights(weights), *_tables(tables), _at(y), _at(qkv), _at(mixed), _at(softmax)
-        )
+            *ctx.sizes, scale, _at(x), *_weights(weights), *_tables(tables), _at(None if shelf is None else shelf.data),
+            _at(y), _at(qkv), _at(mixed), _at(softmax),
+        )  # fmt: skip
         ctx.save_for_backward(x, *weights, qkv, mixed, softmax)
-        return y
+        return y, torch.empty(0)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, dy: Tensor, dtoken: Tensor) -> tuple[Any, ...]:
         x, *weights, qkv, mixed, softmax = ctx.saved_tensors
+        shelf = (None, None) if ctx.shelf is None else (ctx.shelf.data, ctx.shelf.grads)
         dy, dx = dy.contiguous(), torch.empty_like(x)
         into, returned = _gradients(ctx, 2, weights)
         ctx.library.scalinglab_attention_backward(
-            *ctx.sizes, ctx.scale, _at(dy), _at(x), *_weights(weights), *_tables(ctx.tables), _at(qkv), _at(mixed),
-            _at(softmax), _at(dx), *into,
+            *ctx.sizes, ctx.scale, _at(dy), _at(x), *_weights(weights), *_tables(ctx.tables), *map(_at, shelf), _at(qkv),
+            _at(mixed), _at(softmax), _at(dx), *into,
         )  # fmt: skip
-        return None, dx, *returned, None, None, None
+        return None, dx, *returned, None, None, None, None, None, None if ctx.shelf is None else torch.empty(0)
 
 
 class _FeedForward(Function):
@@ -376,7 +409,7 @@ class _Mix(Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         if torch.is_grad_enabled():
-            raise RuntimeError(_FIRST_ONLY)
+            raise RuntimeError(FIRST_ONLY)
         weights, sources = ctx.saved_tensors
         dy, dweights, dsources = dy.contiguous(), torch.empty_like(weights), torch.empty_like(sources)
         ctx.library.scalinglab_mix_backward(
@@ -399,7 +432,7 @@ class _Sinkhorn(Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         if torch.is_grad_enabled():
-            raise RuntimeError(_FIRST_ONLY)
+            raise RuntimeError(FIRST_ONLY)
         (logits,) = ctx.saved_tensors
         dy, dlogits = dy.contiguous(), torch.empty_like(logits)
         ctx.library.scalinglab_sinkhorn_backward(*ctx.sizes, _at(dy), _at(logits), _at(dlogits))
@@ -435,7 +468,7 @@ def _inside(weight: Tensor) -> Tensor:
 def _gradients(ctx: Any, first: int, weights: Sequence[Tensor | None]) -> tuple[list[int | None], list[Tensor | None]]:
     """Where the kernels add the gradients of inputs `first`, ... (pointer, stride, ...), and what autograd gets."""
     if torch.is_grad_enabled():
-        raise RuntimeError(_FIRST_ONLY)
+        raise RuntimeError(FIRST_ONLY)
     into: list[int | None] = []
     returned: list[Tensor | None] = []
     for need, weight in zip(ctx.needs_input_grad[first:], weights, strict=False):

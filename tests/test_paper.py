@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -653,3 +654,20 @@ def test_references_are_complete_and_cited() -> None:
     assert len(references) >= 19
     assert all({"journal", "booktitle"} & set(r.fields) for r in references.values())
     assert all(re.fullmatch(r"\d{4}\.\d{5}", r.fields["eprint"]) for r in references.values() if "eprint" in r.fields)
+
+
+def test_a_failed_coordinate_check_among_the_inputs_refuses_its_arm(tmp_path):
+    """The table alone decides; with the check of a scaled arm that failed beside it, nothing rests on that arm."""
+    from scalinglab.coordinates import CoordinateCheck
+    from scalinglab.report.paper.recipes.misscaling import MisscalingOptions, misscaling_report
+
+    sweep, check = _sweep(tmp_path), tmp_path / "check.json"
+    shipped = CoordinateCheck.load(ROOT / "data" / "checks" / "misscaling" / "pre_ln-sp-depth.json")
+    assert not shipped.passed
+    replace(shipped, parametrization="completep").save(check)
+    asked = MisscalingOptions(draws=49)
+    alone = misscaling_report(Inputs((sweep,)), asked)
+    held = misscaling_report(Inputs((sweep, str(check))), asked)
+    assert alone.verdict == "H_misscale"
+    assert held.verdict == "inconclusive"
+    assert "coordinate check over depth failed" in held.grids.refused["pre_ln", "completep"]

@@ -1,7 +1,12 @@
-"""Recipes from learning-rate sweeps over depth: `misscaling_figure`, `misscaling_table`, `misscaling_numbers`."""
+"""Recipes from learning-rate sweeps over depth: `misscaling_figure`, `misscaling_table`, `misscaling_numbers`.
+
+Inputs are run tables, and coordinate checks as the JSON files of `scalinglab coords`: an arm that failed is refused.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -30,6 +35,7 @@ class MisscalingOptions(Options, kw_only=True):
     diverged_above: float | None = None
     margin: float = 0.012
     drift_margin: float = 0.2
+    window: float = 0.07
     draws: int = 999
     seed: int = 0
     where: str | None = None
@@ -49,13 +55,16 @@ class MisscalingTableOptions(MisscalingOptions, kw_only=True):
 
 def misscaling_report(inputs: Inputs, asked: MisscalingOptions) -> MisscalingReport:
     """The decision between architecture and mis-scaling on a table of sweeps."""
+    from scalinglab.coordinates import CoordinateCheck
     from scalinglab.misscaling import Margins, Method
     from scalinglab.misscaling.report import misscaling
 
+    checks = [name for name in inputs.names if name.endswith(".json")]
+    tables = replace(inputs, names=tuple(name for name in inputs.names if name not in checks))
     return misscaling(
-        inputs.runs(where=asked.where), reference=asked.reference, naive=asked.naive, scaled=tuple(asked.scaled),
+        tables.runs(where=asked.where), checks=[CoordinateCheck.load(Path(check)) for check in checks], reference=asked.reference, naive=asked.naive, scaled=tuple(asked.scaled),
         diverged_above=asked.diverged_above, margins=Margins(gain=asked.margin, drift=asked.drift_margin),
-        method=Method(draws=asked.draws), rng=asked.seed,
+        method=Method(window=asked.window, draws=asked.draws), rng=asked.seed,
     )  # fmt: skip
 
 

@@ -227,7 +227,7 @@ def approach2(
     Notes
     -----
     Assumes a loss that is quadratic in ln N. A sum of two powers isn't unless alpha = beta and the grid is centred; see
-    `parabola_bias`. Sources: Hoffmann et al. 2022, arXiv 2203.15556, section 3.2; Czech 2026, arXiv 2603.22339 (bias).
+    `parabola_bias`. Sources: Hoffmann et al. 2022, arXiv 2203.15556, section 3.2; Czech et al. 2026, arXiv 2603.22339 (bias).
     """
     k = require_positive(flops_per_param_token, "flops_per_param_token")
     table = _table(runs, loss, k)

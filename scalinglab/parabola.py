@@ -79,7 +79,7 @@ def approach2_bias(
     at the first budget to that at the last. The vertices are then fitted by a power law and extrapolated to `target`.
 
     A constant grid shifts every vertex by the same factor: the exponent is right and the size is wrong by that factor
-    at every scale. A drifting grid bends the exponent too. Source: Czech 2026, arXiv 2603.22339.
+    at every scale. A drifting grid bends the exponent too. Source: Czech et al. 2026, arXiv 2603.22339.
 
     Raises
     ------

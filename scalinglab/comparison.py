@@ -39,13 +39,22 @@ _FLIPS = 9_999
 class Comparison:
     """Laws on the same runs, best first.
 
-    table : one row per law. `rmse` in sample, `run_rmse` leave-one-run-out, `<fold>_rmse` and `<fold>_bias` (observed minus
+    Attributes
+    ----------
+    table : DataFrame
+        One row per law. `rmse` in sample, `run_rmse` leave-one-run-out, `<fold>_rmse` and `<fold>_bias` (observed minus
         predicted) when extrapolating; all on log loss, each run counting once. `difference` in run_rmse to the best law
         with its standard error, `better_runs` (runs that this law predicts better than the best), sign-flip `p` and the
         smallest p attainable. `elpd`: sum over runs of the log density of held-out log losses. `aicc`, `bic` where legal,
         else NaN and `ic_reason`.
-    pointwise : one row per run and law: mean squared held-out error, bias, log score.
-    folds : what each fold held out, in words. notes : what could not be computed and why. caveat : what "best" means here.
+    pointwise : DataFrame
+        One row per run and law: mean squared held-out error, bias, log score.
+    folds : mapping
+        What each fold held out, in words.
+    notes : tuple of str
+        What could not be computed and why.
+    caveat : str
+        What "best" means here.
     """
 
     table: pd.DataFrame

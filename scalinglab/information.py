@@ -296,6 +296,12 @@ def plausible(law: Law, runs: pd.DataFrame) -> dict[str, float]:
             out["A"] = rest * capacity * wide * w ** out["a"]
             out["B"] = rest * capacity * (1 - wide) * h ** out["b"]
             out["C"] = data * d ** out["c"]
+    unknown = [name for name in law.names if name not in out]
+    if unknown:  # an entry that a user has added
+        raise ConfigError(
+            f"no literature values are known for {', '.join(unknown)} of law {law.key!r}; give params={{...}} as the truth "
+            "to plan with"
+        )
     return {name: out[name] for name in law.names}
 
 

@@ -31,7 +31,7 @@ class Law:
     constants : numbers that the formula reads and no fit changes.
     derived : expressions of the parameters that are reported with their own intervals.
     bounds, ties, fixed : limits, equalities (`{"beta": "alpha"}`) and constants of parameters, on their natural scale.
-    share : with `by`, the parameters that stay common by default.
+    shared : with `by`, the parameters that stay common by default.
     function : a Python function ``(columns, *parameters) -> loss``, for a law that has no formula in the algebra.
     """
 

@@ -73,14 +73,14 @@ SCHEMA: dict[str, Column] = {
 }
 
 KEY = ("run_id", "step", "tokens", "eval_dataset", "split")
-_STOPPED = ("diverged", "killed", "failed", "nan", "crashed", "inf", "oom")
+STOPPED = ("diverged", "killed", "failed", "nan", "crashed", "inf", "oom")
 
 
 def stopped_rows(df: pd.DataFrame) -> np.ndarray:
     """Mask [n] of rows whose status says that the run did not live to have a loss."""
     if "status" not in df or df["status"].isna().all():
         return np.zeros(len(df), dtype=bool)
-    return df["status"].astype("string").str.strip().str.lower().isin(_STOPPED).fillna(False).to_numpy(dtype=bool)
+    return df["status"].astype("string").str.strip().str.lower().isin(STOPPED).fillna(False).to_numpy(dtype=bool)
 
 
 def ordered(columns: Sequence[Any] | pd.Index) -> list[Any]:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from scalinglab.errors import ConfigError, SchemaError
-from scalinglab.schema import KEY, SCHEMA, Column, Place, stopped_rows
+from scalinglab.schema import KEY, SCHEMA, STOPPED, Column, Place, stopped_rows
 
 
 def validate(
@@ -134,7 +134,7 @@ def _check_complete(
     shown += f", ... ({rows.size:,} rows in all)" if rows.size > 5 else ""
     why = "is missing (empty or NaN)" if column == "loss" else "is missing (empty or NaN) though other rows have it"
     status = (
-        " (a row without a loss is kept only where status says diverged, killed or failed)" if column == "loss" else ""
+        f" (a row without a loss is kept only where status is one of {', '.join(STOPPED)})" if column == "loss" else ""
     )
     raise SchemaError(
         f"{shown}, {_label(df, column)}: {column} {why}{status}; correct it, or leave such rows out with "

@@ -20,8 +20,9 @@ from scalinglab.detection import detectable
 from scalinglab.errors import ConfigError, FitError, SchemaError
 from scalinglab.fitting import fit
 from scalinglab.information import information, plausible
-from scalinglab.laws import LAWS
+from scalinglab.laws import LAWS, Law
 from scalinglab.objectives import Gaussian
+from scalinglab.readers import read_runs
 
 SHARED = Path(os.environ.get("SCALINGLAB_SHARED", Path(__file__).resolve().parents[2] / "shared"))
 BESIROGLU_POINTS = SHARED / "data" / "chinchilla_besiroglu.csv"
@@ -410,3 +411,16 @@ def test_a_depth_analysis_refuses_arms_mixed_in_a_cell(column, values, message):
     if column != "corpus":  # arms with names of their own are fine
         named = mixed.assign(architecture=mixed[column])
         assert not [why for why in take_in(named).invalid if "differ" in why]
+
+
+def test_a_law_that_a_user_added_leaves_the_audit_standing(monkeypatch):
+    """It has no literature values, so it is not predicted, in a sentence; given params it is."""
+    own = Law("own", "E + Q*params**-q + B*tokens**-beta")
+    monkeypatch.setitem(LAWS, "own", own)
+    runs = read_runs("embedded:simulated_shapes")
+    report = audit(runs)
+    assert "no literature values are known for Q, q of law 'own'" in report.summary()
+    with pytest.raises(ConfigError, match="give params="):
+        audit(runs, law="own")
+    truth = {"E": 1.8, "Q": 480.0, "q": 0.35, "B": 2100.0, "beta": 0.37}
+    assert audit(runs, law="own", params=truth) is not None

@@ -32,7 +32,7 @@ _DRAWS = 200_000  # of the multivariate t where no product structure helps
 
 
 def max_t_p(t: Array, correlation: Array, df: float, *, rng: int | np.random.Generator = 0) -> Array:
-    """Adjusted two-sided p of each of k contrasts: P(max |T| >= |t_i|) under the joint null.
+    """Adjusted two-sided p of each of k contrasts: ``P(max |T| >= |t_i|)`` under the joint null.
 
     T is multivariate t with this correlation [k, k] and df. Contrasts with one reference have the correlation
     l_i l_j, for which the probability is a double integral done by quadrature (Dunnett 1955); any other is simulated with
@@ -54,7 +54,7 @@ def max_t_p(t: Array, correlation: Array, df: float, *, rng: int | np.random.Gen
 
 
 def max_t_quantile(correlation: Array, df: float, *, level: float = 0.95, rng: int | np.random.Generator = 0) -> float:
-    """Two-sided critical value c with P(max |T| < c) = level; see `max_t_p`."""
+    """Two-sided critical value c with ``P(max |T| < c) = level``; see `max_t_p`."""
     from scipy.optimize import brentq
 
     check_level(level)
@@ -73,10 +73,25 @@ def max_t_quantile(correlation: Array, df: float, *, level: float = 0.95, rng: i
 class ArchitectureByDepth:
     """The gate tests of group x depth, then the contrasts with the reference.
 
-    gate : cell-mean F. bootstrap : parametric bootstrap with a variance per group. permutation : Freedman-Lane.
-    contrasts : frame by group: difference of slopes to the reference, se, df, t, p (single), p_max_t, low, high (simultaneous).
-    passed : both `gate` and `bootstrap` reject and a simultaneous interval excludes 0. That one group's slope is
-        significant and another's is not is never evidence of a difference.
+    It has passed if both `gate` and `bootstrap` reject and a simultaneous interval excludes 0. That one group's slope is
+    significant and another's is not is never evidence of a difference.
+
+    Attributes
+    ----------
+    gate : HypothesisTest
+        Cell-mean F.
+    bootstrap : HypothesisTest
+        Parametric bootstrap with a variance per group.
+    permutation : HypothesisTest
+        Freedman-Lane.
+    slopes : DataFrame
+        Slope of each group, with its own error.
+    contrasts : DataFrame
+        By group: difference of slopes to the reference, se, df, t, p (single), p_max_t, low, high (simultaneous).
+    reference : str
+        The group that the others are held against.
+    level : float
+        Confidence level of the simultaneous intervals.
     """
 
     gate: HypothesisTest

@@ -36,10 +36,21 @@ _MOST_EXCHANGES = 200
 class NextRuns:
     """Runs to train, best first.
 
-    table : the chosen candidates: their columns, `repeats` (seeds of it), and `se_after`, the standard error when the table is
-        trained down to this row. se_before, se_after : standard error of the estimand now and with all of them.
-    half_width_before, half_width_after : of the interval at `level`, with t of runs - parameters degrees of freedom.
-    flops : cost of all. open_before : the present runs leave the estimand undetermined.
+    Attributes
+    ----------
+    table : DataFrame
+        The chosen candidates: their columns, `repeats` (seeds of it), and `se_after`, the standard error when the table is
+        trained down to this row.
+    se_before, se_after : float
+        Standard error of the estimand now and with all of them.
+    half_width_before, half_width_after : float
+        Of the interval at `level`, with t of runs - parameters degrees of freedom.
+    flops, budget : float
+        Cost of all, and what could be spent.
+    open_before : bool
+        The present runs leave the estimand undetermined.
+    level : float
+        Confidence level.
     """
 
     table: pd.DataFrame

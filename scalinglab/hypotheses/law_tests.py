@@ -140,7 +140,7 @@ def j_test(
 ) -> NonNested:
     """Davidson-MacKinnon encompassing test (their P form): do the rival's predictions explain the residuals of a law?
 
-    Residuals of the null law are regressed on its Jacobian and on the difference of predictions; |t| of the latter is held
+    Residuals of the null law are regressed on its Jacobian and on the difference of predictions; ``|t|`` of the latter is held
     against data simulated from the null law, since the t table rejects too often in small samples. On the conservative side.
 
     Raises

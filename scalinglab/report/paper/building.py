@@ -11,6 +11,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,8 +200,14 @@ def _pool(jobs: int, recipes: tuple[Path, ...]) -> Iterator[Callable[[list[list[
             for name in _THREADS:
                 os.environ.setdefault(name, "1")  # one thread a process: as fast, and the same sums every time
             pool = ProcessPoolExecutor(min(jobs, len(groups)), multiprocessing.get_context("spawn"), _begin, (recipes,))
-        for future in as_completed([pool.submit(_group, group) for group in groups]):
-            yield from future.result()
+        try:
+            for future in as_completed([pool.submit(_group, group) for group in groups]):
+                yield from future.result()
+        except BrokenProcessPool:
+            raise ConfigError(
+                "the processes of the build ended early: out of memory, or a script without `if __name__ == '__main__':` calls "
+                "build(); guard it, or give jobs=1"
+            ) from None
 
     try:
         yield run

@@ -20,6 +20,10 @@ _SMALL_MODEL = 3_000  # fewer parameters than this is a count in millions or bil
 _FEW_TOKENS = 1e5
 _GAP = 1e2  # a jump this large inside one file is a change of unit
 _MIXED_ROWS = 100_000  # enough to see two units mixed
+# What makes losses of one size and budget differ by themselves: a sweep of learning rates easily spans 44 %.
+_SAME_RUN = (
+    "depth", "width", "architecture", "parametrization", "lr", "batch_tokens", "corpus", "eval_dataset", "split",
+)  # fmt: skip
 _SAME_RUN_BITS = (1.40, 1.485)  # 1 / ln 2 = 1.4427, with room for noise
 
 OTHER_UNITS = {
@@ -149,12 +153,12 @@ def _check_loss(df: pd.DataFrame, source: str, place: Place) -> None:
 
 
 def _check_mixed_loss(df: pd.DataFrame, loss: np.ndarray, name: str, source: str, place: Place) -> None:
-    """Best effort: the same (params, tokens) measured twice, once 1 / ln 2 higher than the other, in most groups."""
+    """Best effort: the same run measured twice, once 1 / ln 2 higher than the other, in most groups."""
     size = next((c for c in _COUNTS if c in df and df[c].notna().any()), None)
     if size is None or "tokens" not in df:
         return
     df, loss = df.iloc[:_MIXED_ROWS], loss[:_MIXED_ROWS]
-    groups = [c for c in (size, "tokens", "architecture", "eval_dataset", "split") if c in df]
+    groups = [c for c in (size, "tokens", *_SAME_RUN) if c in df]
     repeated = df.duplicated(groups, keep=False).to_numpy()
     if repeated.sum() < 4:
         return

@@ -397,6 +397,11 @@ def test_bits_and_nats_in_one_column(tmp_path):
     )
     rows = "".join(f"r{i}{j},{1 + i}e8,2e9,{(3 - i / 10) * f}\n" for i in range(4) for j, f in enumerate((1, 1.02)))
     assert len(read_runs(write(tmp_path / "u.csv", "run_id,params,tokens,loss\n" + rows))) == 8
+    # a sweep of learning rates spans as much by itself
+    rows = "".join(
+        f"r{i}{j},{1 + i}e8,2e9,{0.01 * f},{(3 - i / 10) * f}\n" for i in range(4) for j, f in enumerate((1, 1.4427))
+    )
+    assert len(read_runs(write(tmp_path / "v.csv", "run_id,params,tokens,lr,loss\n" + rows))) == 8
 
 
 @settings(max_examples=30, deadline=None)

@@ -5,6 +5,7 @@ Inputs are run tables, and coordinate checks as the JSON files of `scalinglab co
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -103,7 +104,7 @@ def misscaling_table(report: MisscalingReport, options: MisscalingTableOptions) 
 
 @recipe("misscaling_numbers", "numbers", options=MisscalingOptions, analysis=REPORT)
 def misscaling_numbers(report: MisscalingReport, options: MisscalingOptions) -> list[Number]:
-    """The verdict, each contrast with its limits, margins and runs."""
+    """The verdict, each gain and contrast with its limits, the best rates at both ends of depth, margins and runs."""
     out = [
         products.words("verdict", _VERDICTS.get(report.verdict, report.verdict)), products.plain("margin", report.margins.gain),
         products.plain("drift_margin", report.margins.drift), *products.counted("envelopes", len(report.envelopes)),
@@ -112,10 +113,25 @@ def misscaling_numbers(report: MisscalingReport, options: MisscalingOptions) -> 
     for name, verdict in report.verdicts.items():
         if name:
             out.append(products.words(f"{name}_verdict", _VERDICTS.get(verdict, verdict)))
-    rows = report.decomposition
-    for r in rows[~rows["name"].str.startswith("gain ")].to_dict("records") if len(rows) else []:
-        name = str(r["name"]).replace(":", "_")
+    for r in report.decomposition.to_dict("records"):
+        if pd.isna(r["estimate"]):
+            continue
+        name = _identifier(str(r["name"]))
         out += products.with_interval(name, r["estimate"], r["se"], r["low"], r["high"], str(r["meaning"]))
         if pd.notna(r["p_adj"]):
             out.append(products.p_value(f"{name}_p", r["p_adj"]))
+    inside = report.envelopes[report.envelopes["status"] == "interior"] if len(report.envelopes) else report.envelopes
+    for arm, rows in inside.groupby(["architecture", "parametrization"]) if len(inside) else ():
+        ends = rows.sort_values("depth").iloc[[0, -1]].to_dict("records")
+        for end, r in zip(("shallow", "deep"), ends, strict=True):
+            told = f"best learning rate of {' / '.join(arm)} at depth {r['depth']:g}"
+            se = r["optimum_lr"] * r["ln_se"]
+            out += products.with_interval(
+                _identifier(f"rate {' '.join(arm)} {end}"), r["optimum_lr"], se, r["low"], r["high"], told
+            )
     return out
+
+
+def _identifier(name: str) -> str:
+    """A name of letters, digits and single underscores."""
+    return re.sub(r"[^0-9A-Za-z]+", "_", name).strip("_")

@@ -278,7 +278,7 @@ def _line(text: bytes, config: RunConfig, last: dict[str, int]) -> tuple[dict[st
         line = json.loads(text)
     except (ValueError, RecursionError):
         return {}, "not JSON"
-    if not isinstance(line, dict) or line.get("kind") not in last:
+    if not isinstance(line, dict) or line.get("kind") not in list(last):  # a list: the kind may be no text at all
         return {}, 'no record of kind "train" or "eval"'
     step, loss = line.get("step"), line.get("loss")
     if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= config.steps:
@@ -287,7 +287,7 @@ def _line(text: bytes, config: RunConfig, last: dict[str, int]) -> tuple[dict[st
         return {}, f"step {step:,} comes after step {last[line['kind']]:,}"
     if line.get("tokens") != step * config.batch_tokens:
         return {}, f"tokens are {line.get('tokens')!r}, not step x {config.batch_tokens:,}"
-    if line["kind"] == "eval" and not (isinstance(loss, (int, float)) and math.isfinite(loss)):
+    if line["kind"] == "eval" and not (isinstance(loss, (int, float)) and abs(loss) < 1e300):
         return {}, f"loss {loss!r} is not a finite number"
     return line, ""
 
@@ -335,7 +335,7 @@ def _summary(directory: Path, config: RunConfig) -> Summary | str | None:
         return f"{SUMMARY} can't be read ({error.strerror})"
     try:
         found = msgspec.json.decode(data, type=Summary)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         return f"{SUMMARY} is torn or foreign ({error})"
     if found.schema != SUMMARY_SCHEMA:
         return f"{SUMMARY} has schema {found.schema!r}, not {SUMMARY_SCHEMA!r}"

@@ -92,6 +92,10 @@ class Comparison:
 
 def _told(table: pd.DataFrame) -> pd.DataFrame:
     """The table as short text: errors with their bias, the paired difference with its standard error, information criteria."""
+    lacking = [
+        c for c in ("difference", "difference_se", "p") if c not in table
+    ]  # one law, or none that could be held out
+    table = table.reindex(columns=[*table.columns, *lacking])
     out = pd.DataFrame({"k": table["k"], "in sample": table["rmse"].map("{:.5f}".format)})
     for column in [c for c in table if c.endswith("_rmse")]:
         fold = column.removesuffix("_rmse")

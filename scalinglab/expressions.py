@@ -17,6 +17,7 @@ import numpy as np
 from scalinglab.errors import ConfigError
 
 _MAX_CHARS, _MAX_DEPTH = 2_000, 60  # a law is one line; longer or deeper input is a mistake or an attack
+_LARGEST = int(np.finfo(np.float64).max)
 
 
 def _softplus(x: Any) -> Any:
@@ -34,6 +35,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "minimum": np.minimum,
     "maximum": np.maximum,
 }
+
+ARGUMENTS = {name: 2 if name in ("minimum", "maximum") else 1 for name in FUNCTIONS}  # one more would be numpy's `out`
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: lambda a, b: a + b,
@@ -77,6 +80,12 @@ def _check(node: ast.AST, text: str, what: str, depth: int) -> None:
     if depth > _MAX_DEPTH:
         raise ConfigError(f"{what} is nested deeper than {_MAX_DEPTH} levels")
     match node:
+        case ast.Constant(value=int() as value) if abs(value) > _LARGEST:
+            raise ConfigError(
+                f"{what} has an integer of {value.bit_length():,} bits, beyond any float; write it as 1e308"
+            )
+        case ast.Constant(value=str() as value) if any("\ud800" <= c <= "\udfff" for c in value):
+            raise ConfigError(f"{what} has half a surrogate pair in its text {ascii(value)[:60]}; replace it")
         case ast.Constant(value=bool() | int() | float() | str()):
             return
         case ast.Name():
@@ -91,6 +100,8 @@ def _check(node: ast.AST, text: str, what: str, depth: int) -> None:
             children = [node.left, *node.comparators]
         case ast.Call(func=ast.Name(id=name), keywords=[]) if name in FUNCTIONS:
             children = list(node.args)
+            if len(children) != ARGUMENTS[name]:
+                raise ConfigError(f"{what} {text!r}: {name} takes {ARGUMENTS[name]} argument(s), not {len(children)}")
         case ast.Call(func=ast.Name(id=name)):
             raise ConfigError(f"{what} {text!r} calls {name!r}; known functions: {', '.join(FUNCTIONS)}")
         case _:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from scalinglab import expressions
 from scalinglab.errors import ConfigError, ConvergenceWarning, SchemaError
 from scalinglab.tables import write_atomically
 
@@ -114,14 +115,47 @@ def load(path: str | Path) -> Fit:
         theta = np.array([_number(v) for v in raw["theta"]], dtype=np.float64)
         others = np.array(raw["others"], dtype=np.float64).reshape(-1, len(theta))
         s = raw["search"]
-        return Fit(
+        made = Fit(
             _law(raw["law"]), params, _number(raw["objective"]["value"]), _estimator(raw["objective"]["name"]), raw["status"],
             Search(s["starts"], s["agreeing"], s["distinct_minima"], s["valley"]), runs, weights, theta,
             _number(raw["objective"]["scale"]), raw["objective"]["variance_power"], tuple(_check(c) for c in raw["checks"]),
             tuple(raw["notes"]), raw["provenance"], others,
         )  # fmt: skip
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise SchemaError(f"{path}: the fit record is damaged ({type(error).__name__}: {error})") from None
+        _check_whole(made)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise SchemaError(f"{path}: the fit record is damaged ({type(error).__name__}: {str(error)[:300]})") from None
+    return made
+
+
+def _check_whole(made: Fit) -> None:
+    """Raise ValueError where parts of a record don't fit together; a later question would fail in the middle."""
+    from scalinglab.diagnostics import STATUS_MEANING
+
+    law, runs = made.law, made.runs
+    if made.status not in STATUS_MEANING:
+        raise ValueError(f"status {made.status!r} is unknown")
+    if list(made.params.index) != list(law.param_names):
+        raise ValueError(f"the law has the parameters {', '.join(law.param_names)}, the record others")
+    lengths = {"weights": len(made.weights), "runs": len(runs)}
+    if len(set(lengths.values())) > 1 or not len(runs):
+        raise ValueError(f"it has {lengths['runs']} rows and {lengths['weights']} weights")
+    loss = runs["loss"].to_numpy(np.float64)
+    if not ((loss > 0) & np.isfinite(loss)).all() or runs["run_id"].isna().any():
+        raise ValueError("a row has no run_id, or no finite positive loss")
+    size = made.encoding.problem.size if law.in_algebra else len(law.names)
+    if made.theta.shape != (size,):
+        raise ValueError(f"theta has {made.theta.size} numbers, the law needs {size}")
+    for check in made.checks:
+        texts = (check.name, check.level, check.code, check.action)
+        if check.level not in ("ok", "warn", "block") or not all(isinstance(t, str) for t in texts):
+            raise ValueError(f"the check {check.name!r} is none")
+    if not all(isinstance(n, str) for n in (law.key, law.source, law.note, law.alias, *made.notes)):
+        raise ValueError("a name or note of the law isn't text")
+    if not isinstance(made.provenance, dict):
+        raise ValueError("provenance is no table")
+    for text in law.derived.values():
+        expressions.names(text)
+    made.predict(runs)
 
 
 def _law(raw: dict[str, Any]) -> Any:

@@ -34,7 +34,15 @@ def find_logs(path: PathLike, *, notes: list[str]) -> list[LogFile]:
 
     Raises SchemaError where there is no such path, or no readable log below it.
     """
-    text = os.fspath(path)
+    try:
+        return _found(os.fspath(path), notes)
+    except OSError as error:  # a name that is too long, a folder that may not be looked into, a loop of links
+        raise SchemaError(
+            f"{_printable(str(error.filename or path)[:200])}: can't be read ({error.strerror}); give the log files one by one"
+        ) from None
+
+
+def _found(text: str, notes: list[str]) -> list[LogFile]:
     if text.startswith("embedded:"):
         name = text.removeprefix("embedded:")
         return [LogFile(table_path(name), text, name)]
@@ -47,13 +55,9 @@ def find_logs(path: PathLike, *, notes: list[str]) -> list[LogFile]:
     if not where.is_dir():
         if not where.is_file():
             raise SchemaError(f"{text} is not a regular file")
-        return [LogFile(where, text, _stem(where) if _stem(where) not in _PLAIN_STEMS else where.resolve().parent.name)]
-    try:
-        files = _newest_states([p for p in sorted(where.rglob("*")) if _is_log(p, where)])
-    except OSError as error:
-        raise SchemaError(
-            f"{error.filename or where}: can't be read ({error.strerror}); give the log files one by one"
-        ) from None
+        run = _stem(where) if _stem(where) not in _PLAIN_STEMS else where.resolve().parent.name
+        return [LogFile(where, _printable(text), _printable(run))]
+    files = _newest_states([p for p in sorted(where.rglob("*")) if _is_log(p, where)])
     if not files:
         raise SchemaError(
             f"{text} has no logs: looked for {', '.join(_SUFFIXES)}, trainer_state.json and TensorBoard events"
@@ -63,7 +67,7 @@ def find_logs(path: PathLike, *, notes: list[str]) -> list[LogFile]:
     notes.append(f"{text}: {len(files):,} files read")
     runs = [_run_name(p, where) for p in files]
     return [
-        LogFile(p, str(p), r if runs.count(r) == 1 else str(p.relative_to(where)))
+        LogFile(p, _printable(str(p)), _printable(r if runs.count(r) == 1 else str(p.relative_to(where))))
         for p, r in zip(files, runs, strict=True)
     ]
 
@@ -75,7 +79,12 @@ def _trained(where: Path, notes: list[str]) -> LogFile | None:
     others = [p.name for p in sorted(where.iterdir()) if _is_log(p, where)] if not (where / CONFIG).is_file() else []
     if others:
         notes.append(f"{where}: the trainer's runs are read; passed over: {', '.join(others[:5])}")
-    return LogFile(where, str(where), where.resolve().name)
+    return LogFile(where, _printable(str(where)), _printable(where.resolve().name))
+
+
+def _printable(text: str) -> str:
+    """A path as text that can be written: bytes of a file name that are no UTF-8 are spelled out."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _is_log(path: Path, root: Path) -> bool:

@@ -15,6 +15,8 @@ from scalinglab.errors import SchemaError
 
 Torn = Literal["error", "drop"]
 
+_MANY_CELLS, _SPARSE = 1_000_000, 50  # a table this large must have one of so many cells filled, else it is a bomb
+_MANY_NAMES = 20_000
 _MAX_NESTING = 8  # levels of dicts in one JSON record; deeper ones are left out
 
 
@@ -61,7 +63,7 @@ def read_json(path: Path, data: bytes, name: str, encoding: str, torn: Torn) -> 
     if encoding.lower().replace("_", "-") not in ("utf-8", "utf8"):
         try:
             data = data.decode(encoding).encode()
-        except (UnicodeDecodeError, LookupError) as error:
+        except (UnicodeError, LookupError) as error:
             raise SchemaError(f"{path} can't be decoded: {error}") from None
     data = data.removeprefix(b"\xef\xbb\xbf")
     if not name.endswith((".jsonl", ".ndjson")) and _is_document(data):
@@ -111,6 +113,15 @@ def records_table(
     if not records:
         raise SchemaError(f"{path} has no records")
     flat = [flatten(r) for r in records]
+    names, filled = len({name for r in flat for name in r}), sum(map(len, flat))
+    if names > _MANY_NAMES:
+        raise SchemaError(
+            f"{path} has {names:,} different names in its records; at most {_MANY_NAMES:,} columns are read"
+        )
+    if names * len(flat) > _MANY_CELLS and names * len(flat) > _SPARSE * filled:
+        raise SchemaError(
+            f"{path}: {len(flat):,} records with {names:,} different names, hardly two alike: no table; are the names data?"
+        )
     frame = pd.DataFrame(flat)
     if not frame.shape[1]:
         raise SchemaError(f"{path} has no numbers or texts in its records")
@@ -145,7 +156,7 @@ def flatten(record: dict[str, Any], *, prefix: str = "", level: int = 0) -> dict
                 continue
         if value is None or isinstance(value, (str, int, float, bool)):
             if isinstance(value, int) and abs(value) >= 1 << 63:
-                value = _as_float(value)
+                value = as_float(value)
             flat[f"{prefix}{name}"] = value
     return flat
 
@@ -159,7 +170,13 @@ def parse_json(text: bytes | str, where: str) -> Any:
         Not JSON, or nested too deeply.
     """
     try:
-        return json.loads(text)
+        document = json.loads(text)
+        # JSON can spell half a surrogate pair (\ud800), a text that no file, table or page can hold
+        if ("\\u" in text or not text.isascii()) if isinstance(text, str) else (b"\\u" in text or not text.isascii()):
+            json.dumps(document, ensure_ascii=False).encode()
+        return document
+    except UnicodeEncodeError:
+        raise SchemaError(f"{where}: a text holds half a surrogate pair (\\ud800 to \\udfff); replace it") from None
     except RecursionError:
         raise SchemaError(f"{where}: JSON is nested too deeply") from None
     except UnicodeDecodeError as error:
@@ -201,7 +218,8 @@ def _number(value: Any) -> float:
     return np.nan if value is None else float(value)
 
 
-def _as_float(value: int) -> float:
+def as_float(value: int) -> float:
+    """An integer of any size as a number; infinite beyond the largest float."""
     try:
         return float(value)
     except OverflowError:

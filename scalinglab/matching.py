@@ -26,6 +26,7 @@ MATCH_BY: tuple[str, ...] = get_args(MatchBy)
 PLAIN = "pre_ln"  # the architecture that adds nothing
 _FFN_RATIO = {"swiglu": 8 / 3, "gelu": 4.0}  # both give κ ≈ 12
 _MAX_WIDTH = 1 << 20
+_MOST_WIDTHS = 4096  # of the feed-forward that are tried on either side of the rule's
 
 
 @dataclass(frozen=True)
@@ -327,7 +328,7 @@ def _nearest(target: float, by: MatchBy, depth: int, legal: Legal, cost: Callabl
     if not legal.ffn_slack:
         return best
     rule, multiple = best.shape.ffn_dim, legal.ffn_multiple
-    most = math.floor(rule * legal.ffn_slack / multiple)
+    most = min(math.floor(rule * legal.ffn_slack / multiple), _MOST_WIDTHS)
     widths = (rule + multiple * k for k in sorted(range(-most, most + 1), key=abs))  # ties go to the rule
     return min((scored(replace(best.shape, ffn_dim=f)) for f in widths if f > 0), key=_distance)
 

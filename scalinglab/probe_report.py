@@ -267,8 +267,12 @@ def load(path: Path) -> ProbeReport:
     try:
         loss = float("nan") if raw["loss"] is None else float(raw["loss"])
         measures = tuple(_measure(m) for m in raw["measures"])
+        for key in ("settings", "skipped"):
+            if not isinstance(raw[key], dict):
+                raise ValueError(f"{key} is no table")
+        float(raw["settings"].get("level", 0))
         return ProbeReport(str(raw["label"]), int(raw["depth"]), loss, measures, raw["skipped"], raw["settings"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise SchemaError(f"{path}: the probe report is damaged ({type(error).__name__}: {error})") from None
 
 

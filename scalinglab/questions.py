@@ -56,6 +56,8 @@ def read_question(path: str | Path) -> Question:
     except (msgspec.DecodeError, ValueError) as error:
         known = ", ".join(Question.__struct_fields__)
         raise ConfigError(f"{path}: {error}; keys are {known}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply to be read") from None
     here = path.parent
 
     def place(p: str) -> str:

@@ -6,6 +6,7 @@ A table is `NAME.csv` (or `.parquet`) with `NAME.meta.json` beside it. An instal
 
 from __future__ import annotations
 
+import csv
 import difflib
 import gzip
 import json
@@ -18,8 +19,11 @@ import pandas as pd
 
 from scalinglab.errors import ConfigError
 
-_SIGNS = ("=", "+", "-", "@")
+_SIGNS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # the last four are the wide forms, which run too
 _FORMULA_STARTS = (*_SIGNS, "\t", "\r", "\n")
+_UNSEEN = (
+    "\ufeff\u200b\u2060"  # a spreadsheet may pass over them: the first is a byte order mark at the start of a file
+)
 _SUFFIXES = (".csv", ".csv.gz", ".parquet")
 
 
@@ -54,7 +58,7 @@ def table_meta(name: str) -> dict[str, Any]:
 def write_table(table: pd.DataFrame, path: str | Path) -> Path:
     """Write a table as CSV (.csv, .csv.gz) or Parquet, whole or not at all.
 
-    Text cells of a CSV that a spreadsheet would run as a formula get a leading apostrophe.
+    Text cells of a CSV that a spreadsheet would run as a formula get a leading apostrophe, which `read_runs` takes off.
 
     Raises
     ------
@@ -72,8 +76,16 @@ def write_table(table: pd.DataFrame, path: str | Path) -> Path:
         return write_atomically(path, data)
     if not path.name.endswith((".csv", ".csv.gz")):
         raise ConfigError(f"{path}: write a table as .csv, .csv.gz or .parquet")
-    text = neutralised(table).to_csv(index=False).encode()
+    text = csv_text(neutralised(table)).encode()
     return write_atomically(path, gzip.compress(text, mtime=0) if path.name.endswith(".gz") else text)
+
+
+def csv_text(table: pd.DataFrame) -> str:
+    """A table as CSV. Where a text holds a carriage return all texts are quoted: Python before 3.13 leaves that one bare, and
+    what follows it would begin a row of its own."""
+    texts = (table.iloc[:, i] for i in range(table.shape[1]) if not pd.api.types.is_numeric_dtype(table.dtypes.iloc[i]))
+    bare = any("\r" in str(c) for c in table) or any("\r" in v for text in texts for v in text if isinstance(v, str))
+    return table.to_csv(index=False, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC if bare else csv.QUOTE_MINIMAL)
 
 
 def neutralised(table: pd.DataFrame) -> pd.DataFrame:
@@ -86,13 +98,28 @@ def neutralised(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def plain_text(value: Any) -> Any:
-    """The value, with an apostrophe before text that a spreadsheet would run as a formula; numbers as text are left alone."""
-    if isinstance(value, str) and (value.startswith(_FORMULA_STARTS) or value.lstrip().startswith(_SIGNS)):
-        try:
-            float(value)  # "-3" as text is a number, not a formula
-        except ValueError:
-            return "'" + value
-    return value
+    """The value, with an apostrophe before text that a spreadsheet would run as a formula; numbers as text are left alone.
+
+    Such text that begins with apostrophes of its own gets one more, so that `as_written` gives every text back.
+    """
+    return "'" + value if isinstance(value, str) and _runs(value.lstrip("'")) else value
+
+
+def as_written(value: Any) -> Any:
+    """The value that `plain_text` was given: one apostrophe less before text that a spreadsheet would run as a formula."""
+    return value[1:] if isinstance(value, str) and value.startswith("'") and _runs(value.lstrip("'")) else value
+
+
+def _runs(text: str) -> bool:
+    """Whether a spreadsheet would take the text for a formula (or begin a cell anew with what follows)."""
+    seen = text.lstrip(_UNSEEN)
+    if not (seen.startswith(_FORMULA_STARTS) or seen.lstrip().lstrip(_UNSEEN).startswith(_SIGNS)):
+        return False
+    try:
+        float(text)  # "-3" as text is a number, not a formula
+    except ValueError:
+        return True
+    return False
 
 
 def write_atomically(path: Path, data: bytes) -> Path:

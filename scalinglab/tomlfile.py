@@ -34,10 +34,17 @@ def read(path: str | Path, kind: type[T]) -> T:
     path = Path(path)
     try:
         data = msgspec.toml.decode(path.read_bytes())
+        large = _beyond(data)
     except OSError as error:
         raise ConfigError(f"{path}: can't be read ({error.strerror})") from None
     except (msgspec.DecodeError, ValueError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: not TOML that can be read: it is nested too deeply") from None
+    if large is not None:
+        raise ConfigError(
+            f"{path}: {large}: an integer beyond 64 bits; write it as a number with a point or an exponent"
+        )
     return convert(data, kind, where=f"{path}: ")
 
 
@@ -85,6 +92,15 @@ def dumps(data: Mapping[str, Any]) -> str:
     lines: list[str] = []
     _table(data, (), lines)
     return "\n".join(lines).strip("\n") + "\n"
+
+
+def _beyond(data: Any, path: str = "") -> str | None:
+    """Path of an integer that 64 bits can't hold: Python's have no largest, but their quotients and roots overflow."""
+    if isinstance(data, dict):
+        return next((p for k, v in data.items() if (p := _beyond(v, f"{path}.{k}".lstrip("."))) is not None), None)
+    if isinstance(data, list):
+        return next((p for i, v in enumerate(data) if (p := _beyond(v, f"{path}[{i}]")) is not None), None)
+    return path if isinstance(data, int) and not -(1 << 63) <= data < 1 << 63 else None
 
 
 def _number(value: Any) -> Any:

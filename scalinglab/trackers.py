@@ -17,6 +17,7 @@ from scalinglab.errors import ConfigError, SchemaError
 from scalinglab.json_tables import RawTable, flatten, parse_json, records_table
 
 _WIDE = re.compile(r"^(?:run: ?)?(?P<run>.+) - (?P<metric>.+?)(?P<bound>__MIN|__MAX)?$")
+_MANY_CELLS, _SPARSE = 5_000_000, 50  # a table this large must have one of so many cells filled, else it is a bomb
 _STEP_NAMES = {"step", "_step", "global_step", "train/global_step", "trainer/global_step", "relative time (process)"}
 
 
@@ -45,26 +46,42 @@ def unstack_wide(raw: RawTable) -> RawTable:
             if metric not in runs.get(run, {}):
                 runs.setdefault(run, {})[metric] = column
                 notes.append(f"W&B export: {metric} of {run} is read from {column!r}, there is no plain column")
-    parts = []
-    says_nan = []  # like parts: whether the file says NaN, which is a measurement
-    for run, metrics in runs.items():
-        part = frame[[step, *metrics.values()]].set_axis(["step", *metrics], axis=1)
-        said = pd.DataFrame({m: np.isin(part.index, raw.written_nan(column)) for m, column in metrics.items()})
-        kept = part[list(metrics)].notna().any(axis=1) | said.any(axis=1)
-        parts.append(part[kept].assign(run_id=run, _at=part.index[kept]))
-        says_nan.append(said[kept])
-    if not parts or not sum(map(len, parts)):
+    names = list(dict.fromkeys(m for metrics in runs.values() for m in metrics))
+    columns: dict[str, list[np.ndarray]] = {m: [] for m in names}
+    says_nan: dict[str, list[np.ndarray]] = {m: [] for m in names}  # the file says NaN, which is a measurement
+    places: list[np.ndarray] = []
+    rows = filled = 0
+    for metrics in runs.values():  # arrays and no data frames: an export may have thousands of runs
+        values = {m: frame[column].to_numpy() for m, column in metrics.items()}
+        said = {m: np.isin(np.arange(len(frame)), raw.written_nan(column)) for m, column in metrics.items()}
+        kept = np.flatnonzero(np.any([pd.notna(v) for v in values.values()] + list(said.values()), axis=0))
+        places.append(kept)
+        rows, filled = rows + len(kept), filled + len(kept) * len(metrics)
+        if rows * len(names) > _MANY_CELLS and rows * len(names) > _SPARSE * filled:
+            raise SchemaError(
+                f"the W&B export has {len(names):,} metrics, hardly two runs share one; export those you need"
+            )
+        for m in names:
+            columns[m].append(values[m][kept] if m in values else np.full(len(kept), np.nan))
+            says_nan[m].append(said[m][kept] if m in said else np.zeros(len(kept), dtype=bool))
+    if not rows:
         raise SchemaError(f"the W&B export has no values in its columns {', '.join(map(str, frame.columns[1:6]))}")
-    table = pd.concat(parts, ignore_index=True)
-    at = table.pop("_at").to_numpy()
-    nan = pd.concat(says_nan, ignore_index=True).fillna(False).astype(bool)
+    at = np.concatenate(places)
+    table = pd.DataFrame(
+        {
+            **{m: np.concatenate(columns[m]) for m in names},
+            "step": frame[step].to_numpy()[at],
+            "run_id": [run for run, kept in zip(runs, places, strict=True) for _ in range(len(kept))],
+        }
+    )
+    nan = {m: np.concatenate(s) for m, s in says_nan.items()}
     return RawTable(
         table,
         lambda i: raw.line(int(at[i])),
         raw.unit,
         notes,
         curve=True,
-        written_nan=lambda column: np.flatnonzero(nan[column].to_numpy()) if column in nan else np.zeros(0, dtype=int),
+        written_nan=lambda column: np.flatnonzero(nan[column]) if column in nan else np.zeros(0, dtype=int),
     )
 
 
@@ -85,6 +102,8 @@ def read_trainer_state(path: Path) -> RawTable:
         if "train_runtime" in entry:
             continue
         step = entry["step"]
+        if isinstance(step, bool) or not isinstance(step, (int, float)):
+            raise SchemaError(f"{path}, entry {number} of log_history: the step {str(step)[:60]!r} is not a number")
         first.setdefault(step, number)
         row = rows.setdefault(step, {})
         row.update({k: v for k, v in flatten(entry).items() if k not in row})
@@ -118,19 +137,14 @@ def read_tensorboard(path: Path) -> RawTable:
     events = event_accumulator.EventAccumulator(
         str(path), size_guidance={event_accumulator.SCALARS: 0, event_accumulator.TENSORS: 0}
     )
-    events.Reload()
-    tags = events.Tags()
     series: dict[str, pd.Series] = {}
-    for tag in tags["scalars"]:
-        points = events.Scalars(tag)
-        series[tag] = pd.Series([p.value for p in points], index=[p.step for p in points], dtype=float)
-    for tag in tags["tensors"]:  # TensorFlow 2 writes scalars as tensors
-        points = [(p.step, tensor_util.make_ndarray(p.tensor_proto)) for p in events.Tensors(tag)]
-        points = [
-            (step, value) for step, value in points if np.ndim(value) == 0 and np.asarray(value).dtype.kind in "fiu"
-        ]
-        if points:
-            series[tag] = pd.Series([float(v) for _, v in points], index=[s for s, _ in points], dtype=float)
+    try:
+        events.Reload()
+        _collect_scalars(events, tensor_util, series)
+    except Exception as error:  # protobuf, numpy and tensorboard each raise their own for a damaged record
+        raise SchemaError(
+            f"{path} is a damaged TensorBoard log ({type(error).__name__}: {' '.join(str(error).split())[:120]}); copy it again"
+        ) from None
     if not series:
         raise SchemaError(f"{path} has no scalars")
     kept = {tag: s[~s.index.duplicated(keep="last")] for tag, s in series.items()}  # a restart writes a step again
@@ -149,6 +163,21 @@ def read_tensorboard(path: Path) -> RawTable:
         curve=True,
         written_nan=lambda column: np.flatnonzero(nan.get(column, np.zeros(0, dtype=bool))),
     )
+
+
+def _collect_scalars(events: Any, tensor_util: Any, series: dict[str, pd.Series]) -> None:
+    """Tag -> values by step, of scalars and of tensors that are scalars (TensorFlow 2 writes those)."""
+    tags = events.Tags()
+    for tag in tags["scalars"]:
+        points = events.Scalars(tag)
+        series[tag] = pd.Series([p.value for p in points], index=[p.step for p in points], dtype=float)
+    for tag in tags["tensors"]:
+        points = [(p.step, tensor_util.make_ndarray(p.tensor_proto)) for p in events.Tensors(tag)]
+        points = [
+            (step, value) for step, value in points if np.ndim(value) == 0 and np.asarray(value).dtype.kind in "fiu"
+        ]
+        if points:
+            series[tag] = pd.Series([float(v) for _, v in points], index=[s for s, _ in points], dtype=float)
 
 
 def config_beside(path: Path) -> dict[str, Any]:

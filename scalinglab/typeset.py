@@ -120,11 +120,28 @@ def _to_sympy(node: ast.expr, text: str) -> Any:
                 case ast.Div():
                     return one / two
                 case _:
-                    numbers = one.is_number and two.is_number
-                    return sp.Float(one) ** sp.Float(two) if numbers and abs(two) > _EXACT else one**two
+                    return _power(one, two, text)
         case ast.Call(func=ast.Name(id=name), args=args):
             return _call_sympy(name, [_to_sympy(a, text) for a in args], text)
     raise _not_a_law(node, text)
+
+
+def _power(base: Any, exponent: Any, text: str) -> Any:
+    """base ** exponent; of numbers exactly only where the result is small, since sympy's integers and floats have no largest."""
+    import sympy as sp
+
+    if not (base.is_number and exponent.is_number):
+        return base**exponent
+    try:
+        size = float(base) ** float(exponent)
+    except ZeroDivisionError:
+        return base**exponent
+    except OverflowError:
+        return sp.oo
+    except TypeError:  # complex, or a tower whose parts are
+        raise ConfigError(f"formula {text!r} has a power of numbers that is no real number") from None
+    small = abs(float(exponent)) <= _EXACT and 1e-300 < abs(size) < 1e300
+    return base**exponent if small or isinstance(size, complex) else sp.Float(size)
 
 
 def _call_sympy(name: str, args: list[Any], text: str) -> Any:
@@ -212,7 +229,9 @@ def _number(value: float) -> tuple[str, int]:
 
 def _escape(text: str) -> str:
     special = {"\\": r"\backslash ", "{": r"\{", "}": r"\}", "~": r"\sim ", "^": r"\hat{}"}
-    return "".join(special.get(c, "\\" + c if c in "_%&#$" else c) for c in text)
+    # what neither TeX nor matplotlib sets as text: controls, quotation marks, and planes beyond the second
+    known = ("?" if c in '"`' or not c.isprintable() or ord(c) > 0x1FFFF else c for c in text)
+    return "".join(special.get(c, "\\" + c if c in "_%&#$" else c) for c in known)
 
 
 def _check_count(name: str, count: int, text: str) -> None:

@@ -587,3 +587,9 @@ def test_what_all_arms_miss_alike_is_no_error_of_their_difference() -> None:
         0.003, rel=0.02
     )
     assert apart(slopes(cells, arms[:1], np.ones(len(cells), bool)), cells).df == 2  # one arm: nothing to share
+
+
+def test_a_number_of_rates_on_either_side_that_no_grid_has() -> None:
+    for sides in (0, 10**18):
+        with pytest.raises(ConfigError, match="sides=.* must be 1 to 50"):
+            Method(sides=sides)

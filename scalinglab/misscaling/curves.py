@@ -191,6 +191,7 @@ def interpolate(z: Array, y: Array, at: Array) -> Array:
                 gap = np.where(both, zk[..., i] - zk[..., j], 1.0)
                 term = term * np.where(both, (at - np.where(good[..., j], zk[..., j], 0.0)) / gap, 1.0)
         out = out + term
+    right = np.minimum(right, z.shape[-1] - 1)  # one learning rate has no neighbour
     near = [
         np.take_along_axis(y, np.broadcast_to((right + k)[..., None], (*y.shape[:-1], 1)), -1)[..., 0] for k in (-1, 0)
     ]

@@ -19,6 +19,9 @@ from scalinglab.misscaling.pooling import pool_curvature
 from scalinglab.misscaling.rules import Margins, decide, drift_states, gain_states
 
 
+_MOST_SIDES = 50
+
+
 @dataclass(frozen=True)
 class Method:
     """How curves are fitted and redrawn. tau : SD of shapes about a line (nats) where it is given, else it is
@@ -35,6 +38,10 @@ class Method:
     def __post_init__(self) -> None:
         if self.draws < 9 or (self.tau is not None and not self.tau >= 0):
             raise ConfigError(f"draws={self.draws} must be at least 9, and tau={self.tau} not negative (nats) or None")
+        if not 1 <= self.sides <= _MOST_SIDES:
+            raise ConfigError(
+                f"sides={self.sides} must be 1 to {_MOST_SIDES}: rates that must lie on either side of the best"
+            )
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from scalinglab.errors import ConfigError, ScalinglabError
-from scalinglab.tables import plain_text
+from scalinglab.tables import csv_text, plain_text
 
 if TYPE_CHECKING:
     from scalinglab.fitting import Fit
@@ -282,7 +282,7 @@ def to_csv(df: pd.DataFrame, *, index: bool = False) -> str:
     frame = df.reset_index() if index else df
     safe = pd.DataFrame({i: [_guard(v) for v in frame.iloc[:, i]] for i in range(frame.shape[1])}, dtype=object)
     safe.columns = pd.Index([_guard(str(c)) for c in frame.columns])
-    return safe.to_csv(index=False, lineterminator="\n")
+    return csv_text(safe)
 
 
 def to_html(df: pd.DataFrame, *, index: bool = False) -> str:

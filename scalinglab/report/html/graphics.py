@@ -46,6 +46,7 @@ def file_of(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
         if kind == "svg":
             FigureCanvasSVG(figure).print_svg(drawn, metadata={"Creator": "scalinglab", "Date": None})
             FigureCanvasAgg(figure)
+            return clean(drawn.getvalue().decode()).encode()  # a label with a control character is no XML
         else:
             screen = figure.get_dpi()
             figure.set_dpi(matplotlib.rcParams["savefig.dpi"])

@@ -4,7 +4,8 @@
     out/<run_id>/log.jsonl      a line per measurement
     out/<run_id>/summary.json   how it ended; written last, so a directory without it is unfinished
 
-Nothing here needs torch. Directories are read one after the other; only the rows of the table stay in memory.
+Nothing here needs torch. Directories are read one after the other, each file once; only the columns of the table stay in
+memory.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ from typing import Any
 import msgspec
 import pandas as pd
 
+from scalinglab import tomlfile
 from scalinglab.config import RunConfig
 from scalinglab.errors import ConfigError, SchemaError
-from scalinglab.planning import row
+from scalinglab.planning import Arms, row
 from scalinglab.runs import declare_params
 from scalinglab.schema import ordered
 
@@ -86,7 +88,7 @@ class _Notes:
                 )
         return notes
 
-    def seen(self, config: RunConfig, fingerprint: str | None) -> None:
+    def seen(self, config: RunConfig, run_id: str, fingerprint: str | None) -> None:
         """Note which data a run was trained on."""
         if fingerprint is None:
             return
@@ -94,7 +96,7 @@ class _Notes:
         context = {} if config.corpus == "text" else {"context": config.shape.context}
         options = {name: str(value) for name, value in {**config.corpus_options, **context}.items()}
         told = ", ".join(f"{name}={value}" for name, value in sorted(options.items()))
-        self.data.setdefault(f"{config.corpus!r} ({told})", {}).setdefault(fingerprint, config.run_id)
+        self.data.setdefault(f"{config.corpus!r} ({told})", {}).setdefault(fingerprint, run_id)
 
 
 def collect(folder: str | Path, *, checkpoints: bool = False, unfinished: bool = False) -> pd.DataFrame:
@@ -127,17 +129,20 @@ def collect(folder: str | Path, *, checkpoints: bool = False, unfinished: bool =
     where = Path(folder)
     if not where.is_dir():
         raise SchemaError(f"{where} is not a folder; give the folder that `scalinglab train --out` wrote")
-    notes, rows = _Notes(), []
+    notes, rows, arms, total = _Notes(), _Columns(), Arms(), hashlib.sha256()
     notes.trouble += [f"{name} not accepted: {CONFIG} is missing" for name in _without_config(where)]
     for directory in run_directories(where):
-        rows += _rows(directory, notes, checkpoints=checkpoints, unfinished=unfinished)
-    if not rows:
+        files = {name: _content(directory / name) for name in (CONFIG, SUMMARY)}
+        _add(total, directory, files)
+        for line in _rows(directory, files, notes, arms, checkpoints=checkpoints, unfinished=unfinished):
+            rows.add(line)
+    if not rows.count:
         told = "; ".join(notes.told()) or f"no folder in it has a {CONFIG}"
         raise SchemaError(f"{where} has no finished run: {told}")
-    table = pd.DataFrame(rows)
+    table = pd.DataFrame(rows.values)
     table = table[[c for c in ordered(table.columns) if not (table[c].isna() | (table[c] == "")).all() or c == "loss"]]
     table.attrs = {
-        "source": [{"path": str(where), "sha256": digest(where)}], "notes": notes.told(),
+        "source": [{"path": str(where), "sha256": total.hexdigest()}], "notes": notes.told(),
         "mapping": {c: c for c in table.columns}, "key": [],
     }  # fmt: skip
     return declare_params(table, "backbone")
@@ -182,13 +187,13 @@ def has_summary(directory: str | Path, config: RunConfig) -> bool:
 
 def read_summary(directory: str | Path, config: RunConfig) -> Summary | None:
     """The summary of a run directory; None where it is missing, damaged or not of this run."""
-    found = _summary(Path(directory), config)
+    found = _summary(_content(Path(directory) / SUMMARY), config, config.run_id)
     return found if isinstance(found, Summary) else None
 
 
 def read_config(directory: str | Path) -> RunConfig | None:
     """The config of a run directory; None where it is missing, damaged or of another run than the folder's name says."""
-    found = _config(Path(directory))
+    found = _config(Path(directory), _content(Path(directory) / CONFIG), Arms())
     return None if isinstance(found, str) else found
 
 
@@ -196,29 +201,67 @@ def digest(folder: str | Path) -> str:
     """SHA-256 over configs and summaries of all run directories, hex."""
     total = hashlib.sha256()
     for directory in run_directories(folder):
-        for name in (CONFIG, SUMMARY):
-            path = directory / name
-            content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "-"
-            total.update(f"{directory.name}/{name} {content}\n".encode())
+        _add(total, directory, {name: _content(directory / name) for name in (CONFIG, SUMMARY)})
     return total.hexdigest()
 
 
+def _add(total: Any, directory: Path, files: Mapping[str, bytes | OSError]) -> None:
+    """Put a run directory into the digest."""
+    for name, data in files.items():
+        content = "-" if isinstance(data, OSError) else hashlib.sha256(data).hexdigest()
+        total.update(f"{directory.name}/{name} {content}\n".encode())
+
+
+def _content(path: Path) -> bytes | OSError:
+    """The bytes of a file, or why there are none."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        return error
+
+
+class _Columns:
+    """Rows kept by column: what runs share is one object, and no row costs a dict of its own."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, list[Any]] = {}
+        self.count = 0
+
+    def add(self, line: dict[str, Any]) -> None:
+        """One more row; what it has not is missing, as is a new column in the rows before."""
+        for name in line:
+            if name not in self.values:
+                self.values[name] = [math.nan] * self.count
+        for name, column in self.values.items():
+            column.append(line.get(name, math.nan))
+        self.count += 1
+
+
 # ---- one directory ---------------------------------------------------------------------------------------------------------
-def _rows(directory: Path, notes: _Notes, *, checkpoints: bool, unfinished: bool) -> list[dict[str, Any]]:
-    config = _config(directory)
+def _rows(
+    directory: Path,
+    files: Mapping[str, bytes | OSError],
+    notes: _Notes,
+    arms: Arms,
+    *,
+    checkpoints: bool,
+    unfinished: bool,
+) -> list[dict[str, Any]]:
+    config = _config(directory, files[CONFIG], arms)
     if isinstance(config, str):
         notes.trouble.append(f"{directory.name} not accepted: {config}")
         return []
-    summary = _summary(directory, config)
+    name = arms.name(config)
+    summary = _summary(files[SUMMARY], config, name)
     if isinstance(summary, str):
         notes.trouble.append(f"{directory.name} not accepted: {summary}")
         return []
     if summary is None and not unfinished:
-        notes.unfinished.append(config.run_id)
+        notes.unfinished.append(name)
         return []
     if summary is not None:
-        notes.seen(config, summary.corpus_fingerprint)
-    planned = row(config)
+        notes.seen(config, name, summary.corpus_fingerprint)
+    planned = row(config, arms=arms)
     if summary is not None and not checkpoints:
         tables = {"": summary.by_difficulty, "held_out_": summary.held_out_by_difficulty}
         measured = {
@@ -313,11 +356,13 @@ def _without_config(where: Path) -> list[str]:
     ]
 
 
-def _config(directory: Path) -> RunConfig | str:
+def _config(directory: Path, data: bytes | OSError, arms: Arms) -> RunConfig | str:
     """The config of a run directory, or why it isn't one."""
     try:
-        config = RunConfig.load(directory / CONFIG)
-        run_id = config.run_id
+        if isinstance(data, OSError):
+            raise ConfigError(f"{directory / CONFIG}: can't be read ({data.strerror})")
+        config = tomlfile.parse(data, RunConfig, where=f"{directory / CONFIG}: ")
+        run_id = arms.name(config)
     except ConfigError as error:
         return str(error)
     except OSError as error:
@@ -325,21 +370,19 @@ def _config(directory: Path) -> RunConfig | str:
     return config if run_id == directory.resolve().name else f"its {CONFIG} is of run {run_id}"
 
 
-def _summary(directory: Path, config: RunConfig) -> Summary | str | None:
+def _summary(data: bytes | OSError, config: RunConfig, run_id: str) -> Summary | str | None:
     """The summary, None where there is none yet, or why it isn't one of this run."""
-    try:
-        data = (directory / SUMMARY).read_bytes()
-    except FileNotFoundError:
+    if isinstance(data, FileNotFoundError):
         return None
-    except OSError as error:
-        return f"{SUMMARY} can't be read ({error.strerror})"
+    if isinstance(data, OSError):
+        return f"{SUMMARY} can't be read ({data.strerror})"
     try:
         found = msgspec.json.decode(data, type=Summary)
     except (msgspec.DecodeError, RecursionError) as error:
         return f"{SUMMARY} is torn or foreign ({error})"
     if found.schema != SUMMARY_SCHEMA:
         return f"{SUMMARY} has schema {found.schema!r}, not {SUMMARY_SCHEMA!r}"
-    if found.run_id != config.run_id:
+    if found.run_id != run_id:
         return f"its {SUMMARY} is of run {found.run_id}"
     if found.status not in _STATUSES:
         return f"{SUMMARY} has status {found.status!r}, none of {', '.join(_STATUSES)}"

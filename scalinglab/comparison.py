@@ -221,7 +221,7 @@ def _column(fits: Mapping[str, Fit], name: str) -> pd.Series | None:
 
 def _upper_end(values: Array, *, tiers: bool) -> tuple[NDArray[np.bool_] | None, str]:
     """Rows at the upper end: the largest size tier where there are tiers, else the top levels up to a fifth of the rows."""
-    levels = np.unique(values)
+    levels, count = np.unique(values, return_counts=True)
     if len(levels) < 2:
         return None, f"all rows have the value {levels[0]:g}"
     if tiers:
@@ -229,11 +229,8 @@ def _upper_end(values: Array, *, tiers: bool) -> tuple[NDArray[np.bool_] | None,
         held = tier == tier.max()
         if tier.max() >= 2 and held.mean() <= 1 / 3:
             return held, f"{values[held].min():.4g} (the largest size tier)"
-    held = values >= levels[-1]
-    for level in levels[::-1]:
-        if (values >= level).mean() > _SHARE:
-            break
-        held = values >= level
+    above = count[::-1].cumsum()[::-1] / len(values)  # share of the rows at each level and above, falling
+    held = values >= levels[min(int((above > _SHARE).sum()), len(levels) - 1)]
     if held.mean() > _MOST:
         return None, f"the largest value {levels[-1]:g} is that of {held.mean():.0%} of the rows"
     return held, f"{values[held].min():.4g}"

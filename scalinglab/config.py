@@ -7,13 +7,15 @@ therefore leaves old ids alone, and a changed default must come with a new SCHEM
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 
@@ -27,6 +29,7 @@ from scalinglab.parametrization import Parametrization, parametrization
 from scalinglab.shapes import FFN, FlopConvention, Shape
 
 SCHEMA = "scalinglab/run-1"
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 _LABELS = ("sweep", "match_group")  # they say where a run belongs, not what it is
 _UNSCALED = ("sp", "sp_gpt2")
 ANY_TOKENS = 1 << 62  # stands in for tokens that are not known yet: every schedule fits into it
@@ -48,15 +51,65 @@ def _within(name: str, value: float, low: float, high: float, *, open_right: boo
         raise ConfigError(f"{name}={value} must lie in [{low}, {high}{')' if open_right else ']'}")
 
 
+class _Declared(NamedTuple):
+    """A field: its types that need no look inside, its choices, whether it is a table, and the declaration itself."""
+
+    name: str
+    simple: frozenset[type]
+    choices: frozenset[Any]
+    table: bool
+    type: Any
+    structs: tuple[type[msgspec.Struct], ...]
+
+
+@functools.cache
+def _declared(kind: type[msgspec.Struct]) -> tuple[_Declared, ...]:
+    """The fields of a Struct, read once: a plan makes and checks several structs a run."""
+    out = []
+    for field in struct_fields(kind):
+        parts = (field.type,) if isinstance(field.type, type) else (field.type, *get_args(field.type))
+        simple = {p for p in parts if p in (bool, int, float, str, type(None))}
+        choices = {v for p in parts if get_origin(p) is Literal for v in get_args(p)}
+        table = get_origin(field.type) is dict
+        structs = sections(field.type)
+        out.append(
+            _Declared(
+                field.name, frozenset() if table else frozenset(simple), frozenset(choices), table, field.type, tuple(structs)
+            )
+        )  # fmt: skip
+    return tuple(out)
+
+
 def _typed(struct: msgspec.Struct, section: str = "") -> None:
     """Values of the declared types; msgspec checks them in files alone, not in Python calls."""
-    for field in struct_fields(type(struct)):
-        value, name = getattr(struct, field.name), f"{section}{field.name}"
-        kinds = sections(field.type)
-        if not kinds or (value is None and not isinstance(field.type, type)):
+    for field in _declared(type(struct)):
+        value = getattr(struct, field.name)
+        kind = type(value)
+        if kind in field.simple or kind in field.structs or (kind is str and value in field.choices):
+            continue
+        name = f"{section}{field.name}"
+        if not field.structs or (value is None and not isinstance(field.type, type)):
             tomlfile.convert(tomlfile.plain(value), field.type, within=name)
-        elif not isinstance(value, tuple(kinds)):
-            raise ConfigError(f"{name}: Expected `{kinds[0].__name__}`, got `{type(value).__name__}`")
+        elif not isinstance(value, field.structs):
+            raise ConfigError(f"{name}: Expected `{field.structs[0].__name__}`, got `{kind.__name__}`")
+
+
+def _settled(struct: msgspec.Struct) -> bool:
+    """Whether every value has the very type of its declaration: a way through plain data and back would change nothing."""
+    for field in _declared(type(struct)):
+        value = getattr(struct, field.name)
+        kind = type(value)
+        if kind in field.structs:
+            if not _settled(value):
+                return False
+        elif field.table:
+            if kind is not dict or any(
+                type(k) is not str or type(v) not in (bool, int, float, str) for k, v in value.items()
+            ):
+                return False
+        elif not (kind in field.simple or (kind is str and value in field.choices)):
+            return False
+    return True
 
 
 class ShapeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -241,7 +294,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 raise ConfigError(f"{name}={value} must be a positive number")
         for name, low in {"tokens": 1, "batch": 1, "seed": 0}.items():
             _at_least(name, getattr(self, name), low)
-        head_dim = self.shape.build().head_dim
+        head_dim = self.shape.head_dim or self.shape.width // self.shape.heads  # the shape has checked its sizes itself
         if self.positions == "rope" and head_dim % 2:
             raise ConfigError(f"head_dim={head_dim} must be even for rotary positions")
         resolve_options(self.architecture, self.options)
@@ -266,12 +319,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     @property
     def run_id(self) -> str:
         """Readable prefix and hash of the canonical config; safe as a file name."""
-        changed = f"+{len(self.perturb)}" if self.perturb else ""
-        prefix = (
-            f"{self.architecture}-L{self.shape.depth}-d{self.shape.width}-{self.parametrization}{changed}-lr{self.lr:g}"
-        )
-        digest = hashlib.sha256(f"{SCHEMA}\n{_canonical_json(self)}".encode()).hexdigest()
-        return f"{re.sub(r'[^A-Za-z0-9_.+-]', '', prefix)}-s{self.seed}-{digest[:10]}"
+        return run_name(self, canonical(self))
 
     def scaling(self) -> Parametrization:
         """The parametrization with its changes."""
@@ -531,36 +579,49 @@ def canonical(config: RunConfig) -> dict[str, Any]:
     ConfigError
         A value has the wrong type.
     """
-    checked = tomlfile.convert(tomlfile.plain(config), RunConfig)
-    shape = ShapeSpec.of(checked.shape.build())
-    options = asdict(resolve_options(checked.architecture, checked.options))
+    checked = config if _settled(config) else tomlfile.convert(tomlfile.plain(config), RunConfig)
+    resolved = asdict(resolve_options(checked.architecture, checked.options))
     defaults = asdict(resolve_options(checked.architecture, None))
     options = {
         name: float(value) if isinstance(defaults[name], float) else value
-        for name, value in options.items()
+        for name, value in resolved.items()
         if value != defaults[name]
     }
     unscaled = checked.parametrization in _UNSCALED and not checked.perturb
-    checked = msgspec.structs.replace(
-        checked, shape=shape, options=options, base=None if unscaled else checked.base, **dict.fromkeys(_LABELS, "")
-    )
-    return _differing(checked)
+    return _differing(
+        checked, shape=_spelled(checked.shape), options=options, base=None if unscaled else checked.base,
+        **dict.fromkeys(_LABELS, ""),
+    )  # fmt: skip
 
 
-def _differing(value: Any) -> Any:
-    """Plain data of a Struct without the fields that equal their default (msgspec's omit_defaults compares by identity)."""
+def run_name(config: RunConfig, known: Mapping[str, Any]) -> str:
+    """`config.run_id`, where its canonical form is known."""
+    changed = f"+{len(config.perturb)}" if config.perturb else ""
+    shape = config.shape
+    prefix = f"{config.architecture}-L{shape.depth}-d{shape.width}-{config.parametrization}{changed}-lr{config.lr:g}"
+    digest = hashlib.sha256(f"{SCHEMA}\n{_CANONICAL.encode(known)}".encode()).hexdigest()
+    return f"{re.sub(r'[^A-Za-z0-9_.+-]', '', prefix)}-s{config.seed}-{digest[:10]}"
+
+
+@functools.lru_cache(maxsize=4096)  # pure, and a sweep has few shapes
+def _spelled(spec: ShapeSpec) -> ShapeSpec:
+    """The one spec of a shape, however its heads were given."""
+    return ShapeSpec.of(spec.build())
+
+
+def _differing(value: Any, **instead: Any) -> Any:
+    """Plain data of a Struct without the fields that equal their default (msgspec's omit_defaults compares by identity).
+
+    `instead` are values that stand for those of some fields.
+    """
     if isinstance(value, msgspec.Struct):
         kept = {}
         for field in struct_fields(type(value)):
-            given = getattr(value, field.name)
+            given = instead[field.name] if field.name in instead else getattr(value, field.name)
             empty = field.default_factory() if field.default_factory is not msgspec.NODEFAULT else msgspec.NODEFAULT
             if given != (field.default if field.default is not msgspec.NODEFAULT else empty):
                 kept[field.name] = _differing(given)
         return kept
     if isinstance(value, list):
         return [_differing(item) for item in value]
-    return tomlfile.plain(value)
-
-
-def _canonical_json(config: RunConfig) -> str:
-    return json.dumps(canonical(config), sort_keys=True, separators=(",", ":"))
+    return value if type(value) in (bool, int, float, str) else tomlfile.plain(value)

@@ -218,7 +218,7 @@ def residual_checks(runs: pd.DataFrame, y: Array, predicted: Array) -> list[Chec
     from scipy.special import chdtrc, fdtrc
 
     e = y - predicted
-    run, sizes = np.unique(runs["run_id"].astype(str).to_numpy(), return_inverse=True)
+    run, sizes = _runs(runs)
     G = len(run)
     count = np.bincount(sizes)
     mean = np.bincount(sizes, e) / count
@@ -372,6 +372,12 @@ def lack_of_fit(runs: pd.DataFrame, y: Array, predicted: Array) -> tuple[float, 
     return float((count * (mean - fitted) ** 2).sum() / d1 / pure), d1, d2
 
 
+def _runs(runs: pd.DataFrame) -> tuple[NDArray[np.str_], NDArray[np.intp]]:
+    """Names of the runs in order, and which of them each row is of (np.unique would sort a million strings)."""
+    code, names = pd.factorize(runs["run_id"].astype(str), sort=True)
+    return names.to_numpy(), code
+
+
 # ---- influence and curvature -------------------------------------------------------------------------------------------
 def _influence(runs: pd.DataFrame, J: Array, e: Array) -> list[Check]:
     """Cook's distance and leverage of whole runs, by the one-step deletion of each run (linearised)."""
@@ -380,8 +386,7 @@ def _influence(runs: pd.DataFrame, J: Array, e: Array) -> list[Check]:
     n, P = J.shape
     if P == 0 or n <= P:
         return []
-    names = runs["run_id"].astype(str).to_numpy()
-    run, code = np.unique(names, return_inverse=True)
+    run, code = _runs(runs)
     G = len(run)
     Q, R = np.linalg.qr(J)
     if not np.isfinite(R).all() or np.abs(np.diag(R)).min() <= 0:
@@ -431,8 +436,10 @@ def _curvature(encoding: Encoding, theta: Array, free: NDArray[np.intp], root: A
     move = np.zeros((64, len(theta)))
     move[:, free] = np.linalg.solve(R, directions.T).T * s * np.sqrt(P)
     h = min(1.0, 0.3 / max(np.abs(move).max(), 1e-300))
-    f0 = encoding.problem.log_loss(theta)
-    bend = (encoding.problem.log_loss(theta + h * move) + encoding.problem.log_loss(theta - h * move) - 2 * f0) / h**2
-    tangential = (bend * root) @ Q
+    tangential = np.zeros((64, P))
+    for rows, part in encoding.problem.parts:  # slice by slice of a long table: 64 x rows would be 0.5 GB for a million
+        f0 = part.log_loss(theta)
+        bend = (part.log_loss(theta + h * move) + part.log_loss(theta - h * move) - 2 * f0) / h**2
+        tangential += (bend * root[rows]) @ Q[rows]
     value = float(np.sqrt((tangential**2).sum(1).mean()) / (s * np.sqrt(P)) * np.sqrt(fdtri(P, n - P, 0.95)))
     return Check(name, value, "warn" if value > 0.3 else "ok", "CURVED", action)

@@ -432,7 +432,9 @@ def _check_design(encoding: Encoding, table: pd.DataFrame) -> None:
             "by: fix or share parameters, or take a smaller law"
         )
     for k, block in enumerate(encoding.problem.blocks):
-        rank = np.linalg.matrix_rank(block.X) if len(block.X) <= 20_000 else block.X.shape[1]
+        if not block.X.shape[1] or len(block.X) > 20_000:
+            continue
+        rank = np.linalg.matrix_rank(block.X)
         if rank < block.X.shape[1]:
             names = [encoding.coordinates[i] for i in block.index]
             features = {c for t in law.terms for c in _columns_behind(t, names)}

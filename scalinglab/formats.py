@@ -265,7 +265,9 @@ def _read_csv(
     if not len(frame):
         raise SchemaError(f"{path} has a header and no rows")
     frame.columns = pd.Index([names[i] for i in positions])
-    for column in frame.select_dtypes(["object", "str"]).columns:
+    for column in [
+        c for c, kind in frame.dtypes.items() if pd.api.types.is_object_dtype(kind) or isinstance(kind, pd.StringDtype)
+    ]:
         if any((isinstance(c, str) and c.startswith("'")) or type(c) is int for c in frame[column].unique()):
             frame[column] = frame[column].map(_cell)
 

@@ -60,6 +60,7 @@ def held_out(fit: Fit, fold: Fold, *, scores: bool = False) -> HeldOut:
     notes: list[str] = []
     step = max(1, _BATCH_DOUBLES // max(1, n))
     stuck, open_ = [], []
+    run = np.asarray(pd.factorize(fit.runs["run_id"])[0], dtype=np.intp)
     for start in range(0, fold.count, step):
         numbers = np.arange(start, min(fold.count, start + step))
         weights = (fold.code[None] != numbers[:, None]).astype(np.float64)
@@ -74,7 +75,7 @@ def held_out(fit: Fit, fold: Fold, *, scores: bool = False) -> HeldOut:
                 continue
             error[out] = fit.log_loss[out] - predicted[i, out]
             if scores:
-                log_score[number] = _log_score(fit, predicted[i], out)
+                log_score[number] = _log_score(fit, predicted[i], out, run)
     if stuck:
         notes.append(f"{len(stuck)} of {fold.count} refits did not converge; their best point is used")
     if open_:
@@ -128,17 +129,19 @@ def _is_open(fit: Fit, params: pd.Series, train: NDArray[np.bool_]) -> bool:
     """Whether the training rows leave a parameter open at this refit (collapsed amplitudes and their exponents apart)."""
     encoding = fit.encoding
     theta = encoding.internal(params)
-    J = encoding.problem.jacobian(theta)[train] * np.sqrt(fit.weights[train])[:, None]
-    size = np.sqrt((J * J).sum(0))
     whole = encoding.problem.jacobian(theta)
+    J = whole[train] * np.sqrt(fit.weights[train])[:, None]
+    size = np.sqrt((J * J).sum(0))
     matters = np.sqrt((whole * whole).sum(0)) > 1e-9  # a collapsed term moves nothing, in training or outside
     if not (size[matters] > 1e-9 * max(1e-300, size.max(initial=0.0))).all():
         return True
     return condition_number(J[:, matters & (size > 0)]) > _LOST
 
 
-def _log_score(fit: Fit, predicted: Array, out: NDArray[np.bool_]) -> float:
+def _log_score(fit: Fit, predicted: Array, out: NDArray[np.bool_], run: NDArray[np.intp]) -> float:
     """Log density of the left-out log losses given the refit: normal with run and row variance, or Student-t.
+
+    run [n] : number of the run of each row.
 
     Variances are those of the training residuals with n - k degrees of freedom. Rows of a run share its effect, so their
     joint density is used: a run of many rows counts as what it is. Student-t with several rows per run has no score here.
@@ -168,14 +171,14 @@ def _log_score(fit: Fit, predicted: Array, out: NDArray[np.bool_]) -> float:
     if not several:
         v = float((w[train] * e[train] ** 2).sum() / (n - k)) / w[out]
         return float(-0.5 * (_LOG_2PI + np.log(v) + e[out] ** 2 / v).sum()) + jacobian
-    codes = pd.factorize(fit.runs["run_id"].to_numpy()[train])[0]
+    codes = pd.factorize(run[train])[0]
     G = int(codes.max()) + 1
     within, between = variance_components(codes.astype(np.intp), e[train])
     within, between = within * inflate, between * G / max(1.0, G - k * G / n)
     v = within / w[out]
     total = 0.0
-    for name in pd.unique(fit.runs["run_id"].to_numpy()[out]):
-        own = fit.runs["run_id"].to_numpy()[out] == name
+    for number in pd.unique(run[out]):
+        own = run[out] == number
         total += _equicorrelated(e[out][own], v[own], between)
     return total + jacobian
 

@@ -128,7 +128,9 @@ def records_table(
     for column, value in constants.items():
         if column not in frame:
             frame[column] = value
-    for column in frame.select_dtypes(["object", "str"]).columns:
+    for column in [
+        c for c, kind in frame.dtypes.items() if pd.api.types.is_object_dtype(kind) or isinstance(kind, pd.StringDtype)
+    ]:
         try:
             frame[column] = [_number(value) for value in frame[column]]  # W&B writes "NaN" as text
         except (ValueError, TypeError):

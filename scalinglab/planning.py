@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
+from operator import attrgetter
+from typing import Any, get_args
 
 import msgspec
 import pandas as pd
@@ -24,6 +26,7 @@ from scalinglab.config import (
     ShapeSpec,
     Sweep,
     canonical,
+    run_name,
 )
 from scalinglab.errors import ConfigError
 from scalinglab.matching import PLAIN, Match, Positions, charge, match_shapes
@@ -86,7 +89,7 @@ def expand(sweep: Sweep) -> Expansion:
     )
     runs: dict[str, RunConfig] = {}
     mismatch: list[float] = []
-    notes = _Notes()
+    notes, arms = _Notes(), Arms()
     for (label, rule), budget, corpus, arch, param, settings in axes:
         fixed = {
             **template, "architecture": arch.name, "options": arch.options, "parametrization": param.name,
@@ -99,19 +102,23 @@ def expand(sweep: Sweep) -> Expansion:
             label = f"{label} {budget.label}"  # runs of another length are no match
         for spec, miss in _sized(sweep, rule, arch, fixed.get("positions", "rope")):
             lrs = [_tuned(sweep, fixed, spec)] if sweep.tuned else sweep.lrs or none
-            for lr, seed in product(lrs, sweep.seeds or none):
-                point = {"shape": spec, "match_group": label, "lr": lr, "seed": seed}
-                run = _run({**fixed, **{k: v for k, v in point.items() if v is not None}}, budget, notes)
-                if run.run_id in runs:
-                    notes.removed.append(run.run_id)
+            cell = {**fixed, "shape": spec, "match_group": label}
+            for run in _runs(cell, lrs, sweep.seeds or none, budget, notes):
+                if (name := arms.name(run)) in runs:
+                    notes.removed.append(name)
                 else:
-                    runs[run.run_id] = run
+                    runs[name] = run
                     mismatch.append(miss)
-    return Expansion(tuple(runs.values()), tuple(mismatch), tuple(_notes(sweep, list(runs.values()), notes)))
+    return Expansion(tuple(runs.values()), tuple(mismatch), tuple(_notes(sweep, runs, notes)))
 
 
-def plan(sweep: Sweep) -> pd.DataFrame:
+def plan(sweep: Sweep | Expansion) -> pd.DataFrame:
     """What a sweep would train: one row per run.
+
+    Parameters
+    ----------
+    sweep : Sweep or Expansion
+        An `Expansion` that is there already isn't made again.
 
     Returns
     -------
@@ -129,27 +136,78 @@ def plan(sweep: Sweep) -> pd.DataFrame:
     ConfigError
         As `expand`.
     """
-    expansion = expand(sweep)
-    rows = [row(run, miss) for run, miss in zip(expansion.runs, expansion.mismatch, strict=True)]
-    table = pd.DataFrame(rows)
+    expansion = sweep if isinstance(sweep, Expansion) else expand(sweep)
+    arms = Arms()
+    table = _table(row(run, miss, arms=arms) for run, miss in zip(expansion.runs, expansion.mismatch, strict=True))
     table.attrs["notes"] = list(expansion.notes)
     return table
 
 
-def row(run: RunConfig, mismatch: float = math.nan) -> dict[str, Any]:
-    """The line of the plan for one run: labels, sizes, counts by component, tokens and FLOPs of the whole training."""
+def row(run: RunConfig, mismatch: float = math.nan, *, arms: Arms | None = None) -> dict[str, Any]:
+    """The line of the plan for one run: labels, sizes, counts by component, tokens and FLOPs of the whole training.
+
+    `arms` keeps what runs share: one `Arms()`, given with every run of a table, makes a long table cheap.
+    """
+    known = Arms() if arms is None else arms
+    return {
+        **known.of(run).line, "run_id": known.name(run), "sweep": run.sweep, "match_group": run.match_group,
+        "seed": run.seed, "lr": run.lr, "mismatch": mismatch,
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Arm:
+    """What runs share that differ in learning rate, seed and labels alone: their canonical config, their line of a plan."""
+
+    config: dict[str, Any]
+    line: dict[str, Any]
+
+
+class Arms:
+    """The arms seen so far, each worked out once."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[Any, ...], _Arm] = {}
+
+    def of(self, run: RunConfig) -> _Arm:
+        """The arm of a run."""
+        key = (*_VALUES(run), *map(repr, _TABLES(run)))  # a dict has no hash
+        arm = self._seen.get(key)
+        if arm is None:
+            config = canonical(run)
+            arm = self._seen[key] = _Arm(config, _line(run, config))
+        return arm
+
+    def name(self, run: RunConfig) -> str:
+        """The id of a run: `run.run_id`, without working out again what its arm shares."""
+        if type(run.lr) is not float or type(run.seed) is not int:
+            return run.run_id
+        config = {**self.of(run).config, "lr": run.lr, "seed": run.seed}
+        if not run.seed:  # the default
+            del config["seed"]
+        return run_name(run, config)
+
+
+_OWN = ("lr", "seed", "sweep", "match_group")
+_TABLES = attrgetter("options", "corpus_options", "perturb")
+_VALUES = attrgetter(
+    *(f for f in RunConfig.__struct_fields__ if f not in (*_OWN, "options", "corpus_options", "perturb"))
+)
+
+
+def _line(run: RunConfig, known: dict[str, Any]) -> dict[str, Any]:
+    """The line of a run; what the runs of an arm don't share has its place here and its value from `row`."""
     shape = run.shape.build()
-    costs = {convention: _cost(run, convention) for convention in ("6n", "causal", "full")}
+    costs = {convention: _cost(run, convention) for convention in get_args(FlopConvention)}
     tokens = float(run.steps * run.batch_tokens)
     counts, scaling = costs["causal"].params, run.scaling()
-    known = canonical(run)
     named = "; ".join([run.parametrization, *scaling.changes])  # "native" is one arm, whatever the architecture
     return {
-        "run_id": run.run_id, "sweep": run.sweep, "match_group": run.match_group, "architecture": run.architecture,
-        "parametrization": named, "alpha": scaling.alpha, "seed": run.seed, "lr": run.lr,
+        "run_id": "", "sweep": "", "match_group": "", "architecture": run.architecture,
+        "parametrization": named, "alpha": scaling.alpha, "seed": 0, "lr": math.nan,
         "corpus": run.corpus, "depth": shape.depth, "width": shape.width, "heads": shape.heads, "kv_heads": shape.kv_heads,
         "head_dim": shape.head_dim, "ffn_dim": shape.ffn_dim, "aspect": shape.aspect, "vocab": shape.vocab,
-        "context": shape.context, **{name: counts[name] for name in _COUNTS}, "mismatch": mismatch, "tokens": tokens,
+        "context": shape.context, **{name: counts[name] for name in _COUNTS}, "mismatch": math.nan, "tokens": tokens,
         "batch_tokens": run.batch_tokens, "steps": run.steps,
         "options": _text(known.get("options")), "corpus_options": _text(known.get("corpus_options")),
         "weight_decay": float(run.optimizer.weight_decay), "decay": run.optimizer.decay, "positions": run.positions,
@@ -182,6 +240,16 @@ def _untold(known: dict[str, Any]) -> dict[str, Any]:
     rest = {k: v for k, v in known.items() if k not in _TOLD[""]}
     optimizer = {k: v for k, v in rest.pop("optimizer", {}).items() if k not in _TOLD["optimizer"]}
     return {**rest, **({"optimizer": optimizer} if optimizer else {})}
+
+
+def _table(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
+    """A table of rows with the same keys; tuples take a fifth of the memory of dicts."""
+    names: tuple[str, ...] = ()
+    lines = []
+    for line in rows:
+        names = names or tuple(line)
+        lines.append(tuple(line.values()))
+    return pd.DataFrame(dict(zip(names, zip(*lines, strict=True), strict=True)))
 
 
 def _cost(run: RunConfig, convention: FlopConvention) -> Match:
@@ -230,38 +298,56 @@ def _tuned(sweep: Sweep, fixed: dict[str, Any], spec: Any) -> float:
     return found[-1]
 
 
-def _run(data: dict[str, Any], budget: Budget | None, notes: _Notes) -> RunConfig:
+def _runs(
+    cell: dict[str, Any], lrs: Sequence[float | None], seeds: Sequence[int | None], budget: Budget | None, notes: _Notes
+) -> Iterator[RunConfig]:
+    """The runs of a cell, over learning rates and then seeds. They differ in these alone: the first is the model of the others."""
+    first: RunConfig | None = None
+    asked = math.nan
+    for lr, seed in product(lrs, seeds):
+        point = {k: v for k, v in {"lr": lr, "seed": seed}.items() if v is not None}
+        run = None
+        if first is not None:
+            with suppress(ConfigError):  # `_run` says where
+                run = msgspec.structs.replace(first, **point)
+        if run is None:
+            run, asked = _run({**cell, **point}, budget)
+            first = run
+        if asked < run.batch_tokens:
+            notes.short[run.run_id] = asked
+        yield run
+
+
+def _run(data: dict[str, Any], budget: Budget | None) -> tuple[RunConfig, float]:
+    """A run, and the tokens that were asked for, before rounding."""
     data = dict(tomlfile.plain(data))
     if budget is None:
         run = tomlfile.convert(data, RunConfig, within="run")
-        asked = float(run.tokens)
-    else:
-        run = tomlfile.convert({**data, "tokens": ANY_TOKENS}, RunConfig, within="run")
-        cost = _cost(run, budget.convention)
-        asked = budget.exact(cost)
-        run = msgspec.structs.replace(run, tokens=budget.resolve(cost, run.batch_tokens))
-    if asked < run.batch_tokens:
-        notes.short[run.run_id] = asked
-    return run
+        return run, float(run.tokens)
+    run = tomlfile.convert({**data, "tokens": ANY_TOKENS}, RunConfig, within="run")
+    cost = _cost(run, budget.convention)
+    tokens = budget.resolve(cost, run.batch_tokens)
+    return msgspec.structs.replace(run, tokens=tokens), budget.exact(cost)
 
 
 def _choice(value: str | Choice) -> Choice:
     return Choice(name=value) if isinstance(value, str) else value
 
 
-def _notes(sweep: Sweep, runs: list[RunConfig], found: _Notes) -> list[str]:
+def _notes(sweep: Sweep, runs: dict[str, RunConfig], found: _Notes) -> list[str]:
     notes = []
     if removed := found.removed:
         shown = ", ".join(dict.fromkeys(removed[:3])) + (", ..." if len(removed) > 3 else "")
         notes.append(f"{len(removed)} duplicate run{'s' if len(removed) > 1 else ''} removed: {shown}")
-    if len(sweep.lrs) > 1 and any(r.optimizer.decay == "coupled" and r.optimizer.weight_decay for r in runs):
+    if len(sweep.lrs) > 1 and any(r.optimizer.decay == "coupled" and r.optimizer.weight_decay for r in runs.values()):
         notes.append("weight decay is coupled: the sweep over lr also sweeps the regularisation")
-    if any(r.optimizer.eps > 1e-12 for r in runs) and any(r.parametrization not in ("sp", "sp_gpt2") for r in runs):
+    scaled = any(r.parametrization not in ("sp", "sp_gpt2") for r in runs.values())
+    if scaled and any(r.optimizer.eps > 1e-12 for r in runs.values()):
         notes.append("optimizer.eps is above 1e-12: the scaling of epsilon, on which sources disagree, is not inert")
     if found.short:
         name, asked = next(iter(found.short.items()))
         notes.append(
             f"{len(found.short)} run{'s' if len(found.short) > 1 else ''} would be shorter than one step and get one: {name} "
-            f"asks for {asked:.3g} tokens, a step has {next(r for r in runs if r.run_id == name).batch_tokens}"
+            f"asks for {asked:.3g} tokens, a step has {runs[name].batch_tokens}"
         )
     return notes

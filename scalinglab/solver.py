@@ -22,7 +22,7 @@ COLLAPSED = -60.0  # log amplitude that stands for zero: exp(-60) = 9e-27 nats
 _COLLAPSE_BELOW = -14.0  # below exp(-14) = 8e-7 nats an amplitude that still shrinks is taken to zero
 _REOPEN_AT = -9.0  # where an amplitude restarts that was taken to zero too soon
 _NEGLIGIBLE = -8.0  # log amplitude below which a term is too small to matter for the step of the others
-_BATCH_DOUBLES = 200_000  # replicates x rows of one batch: large enough to spread the cost of a NumPy call
+BATCH_DOUBLES = 200_000  # replicates x rows of one batch: large enough to spread the cost of a NumPy call
 _MAX_STEP = 2.0  # longest move of a log amplitude or exponent in one iteration
 _NOISE = 1e-30  # mean squared residual (log loss) that is rounding, not misfit
 
@@ -68,7 +68,7 @@ def solve(
     """
     theta = np.array(np.atleast_2d(theta), dtype=np.float64)
     rows = len(theta)
-    block = max(1, min(rows, _BATCH_DOUBLES // max(1, problem.n)))
+    block = max(1, min(rows, BATCH_DOUBLES // max(1, problem.n)))
     parts = []
     for start in range(0, rows, block):
         part = slice(start, min(rows, start + block))

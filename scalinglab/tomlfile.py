@@ -33,19 +33,26 @@ def read(path: str | Path, kind: type[T]) -> T:
     """
     path = Path(path)
     try:
-        data = msgspec.toml.decode(path.read_bytes())
-        large = _beyond(data)
+        data = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: can't be read ({error.strerror})") from None
+    return parse(data, kind, where=f"{path}: ")
+
+
+def parse(data: bytes, kind: type[T], *, where: str = "") -> T:
+    """The bytes of a TOML file as a msgspec Struct; errors as `read`, with `where` before them."""
+    try:
+        found = msgspec.toml.decode(data)
+        large = _beyond(found)
     except (msgspec.DecodeError, ValueError) as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from None
+        raise ConfigError(f"{where}not TOML: {error}") from None
     except RecursionError:
-        raise ConfigError(f"{path}: not TOML that can be read: it is nested too deeply") from None
+        raise ConfigError(f"{where}not TOML that can be read: it is nested too deeply") from None
     if large is not None:
         raise ConfigError(
-            f"{path}: {large}: an integer beyond 64 bits; write it as a number with a point or an exponent"
+            f"{where}{large}: an integer beyond 64 bits; write it as a number with a point or an exponent"
         )
-    return convert(data, kind, where=f"{path}: ")
+    return convert(found, kind, where=where)
 
 
 def write(path: str | Path, data: Mapping[str, Any]) -> Path:

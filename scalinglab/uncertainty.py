@@ -9,6 +9,7 @@ Functions take a Fit by its public face only (params, refit, runs, predict, enco
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -18,12 +19,15 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from scalinglab.errors import ConfigError, FitError
+from scalinglab.solver import BATCH_DOUBLES
 
 if TYPE_CHECKING:
     from scalinglab.fitting import Fit
 
 Array = NDArray[np.float64]
 Kind = Literal["pairs", "wild", "parametric", "residual"]
+
+_HELD_DOUBLES = 20_000_000  # replicates x rows of weights or losses held at a time
 
 
 @dataclass(frozen=True)
@@ -145,9 +149,8 @@ def jackknife(fit: Fit, *, unit: Literal["run", "row"] = "run") -> Resampling:
     G = int(codes.max()) + 1
     if G < 3:
         raise FitError(f"a jackknife needs at least 3 {unit}s; this fit has {G}")
-    weights = 1.0 - (codes[None, :] == np.arange(G)[:, None])
-    made = fit.refit(weights=weights)
-    return Resampling(fit, "jackknife", unit, made.params, made.converged, float(G - 1))
+    made = _refits(fit, G, weights=lambda part: 1.0 - (codes[None, :] == np.arange(G)[part, None]))
+    return Resampling(fit, "jackknife", unit, *made, float(G - 1))
 
 
 def bootstrap(
@@ -179,10 +182,34 @@ def bootstrap(
     G = int(codes.max()) + 1
     if kind == "pairs":
         counts = _multiplicities(fit, codes, G, draws, strata, generator)
-        made = fit.refit(weights=counts[:, codes])
+        made = _refits(fit, draws, weights=lambda part: counts[part][:, codes])
     else:
-        made = fit.refit(log_loss=_new_losses(fit, codes, G, kind, draws, generator))
-    return Resampling(fit, kind, unit, made.params, made.converged, float(G - 1), seed)
+        made = _refits(fit, draws, log_loss=_new_losses(fit, codes, G, kind, draws, generator))
+    return Resampling(fit, kind, unit, *made, float(G - 1), seed)
+
+
+def _refits(
+    fit: Fit,
+    count: int,
+    *,
+    weights: Callable[[slice], Array] | None = None,
+    log_loss: Callable[[slice], Array] | None = None,
+) -> tuple[pd.DataFrame, NDArray[np.bool_]]:
+    """Parameters of `count` refits, and which converged; weights or losses [part, n] are made, part after part, as needed.
+
+    A jackknife of G runs over n rows needs G x n weights: 8 GB for a thousand runs of a thousand checkpoints.
+    """
+    batch = max(1, BATCH_DOUBLES // len(fit.runs))  # as the solver cuts them, so that parts change no digit
+    step = max(batch, _HELD_DOUBLES // len(fit.runs) // batch * batch)
+    made = []
+    for start in range(0, count, step):
+        part = slice(start, min(count, start + step))
+        made.append(
+            fit.refit(weights=weights(part)) if weights else fit.refit(log_loss=log_loss(part) if log_loss else None)
+        )
+    if len(made) == 1:
+        return made[0].params, made[0].converged
+    return pd.concat([m.params for m in made], ignore_index=True), np.concatenate([m.converged for m in made])
 
 
 def _units(fit: Fit, unit: str) -> NDArray[np.intp]:
@@ -203,7 +230,7 @@ def _multiplicities(
     missing = [c for c in columns if c not in fit.runs]
     if missing:
         raise ConfigError(f"strata: {missing[0]!r} is no column of the fitted runs")
-    first = np.array([np.flatnonzero(codes == g)[0] for g in range(G)])
+    first = np.unique(codes, return_index=True)[1]
     stratum = fit.runs.iloc[first].groupby(columns, dropna=False, sort=False).ngroup().to_numpy()
     out = np.zeros((draws, G))
     for s in np.unique(stratum):
@@ -218,20 +245,35 @@ def _drawn(G: int, draws: int, rng: np.random.Generator) -> Array:
     return np.bincount(picked.ravel(), minlength=draws * G).reshape(draws, G).astype(np.float64)
 
 
-def _new_losses(fit: Fit, codes: NDArray[np.intp], G: int, kind: str, draws: int, rng: np.random.Generator) -> Array:
-    """Log losses [draws, n] under the fitted law with resampled errors."""
+def _new_losses(
+    fit: Fit, codes: NDArray[np.intp], G: int, kind: str, draws: int, rng: np.random.Generator
+) -> Callable[[slice], Array]:
+    """Log losses [part, n] under the fitted law with resampled errors, for consecutive parts of the draws."""
     predicted = fit.log_loss - fit.residuals
     e = fit.residuals
     n, p = len(e), len(fit.params)
     e = e * np.sqrt(n / max(1, n - p))  # residuals are shorter than errors by the fitted degrees of freedom
     if kind == "wild":
-        return predicted + e * rng.choice(np.array([-1.0, 1.0]), size=(draws, G))[:, codes]
+        signs = rng.choice(np.array([-1.0, 1.0]), size=(draws, G))
+        return lambda part: predicted + e * signs[part][:, codes]
     if kind == "residual":
-        return predicted + (e - e.mean())[rng.integers(0, n, size=(draws, n))]
+        own = e - e.mean()
+        return lambda part: predicted + own[rng.integers(0, n, size=(part.stop - part.start, n))]
     if kind == "parametric":
         within, between = variance_components(codes, e)
-        noise = rng.standard_normal((draws, n)) / np.sqrt(fit.weights)
-        return predicted + np.sqrt(within) * noise + np.sqrt(between) * rng.standard_normal((draws, G))[:, codes]
+        # Row noise comes first in the stream of random numbers, whatever the parts: run effects are drawn from behind it.
+        ahead = copy.deepcopy(rng)
+        for _ in range(draws):
+            ahead.standard_normal(n)
+        effects = np.sqrt(between) * ahead.standard_normal((draws, G))
+
+        def losses(part: slice) -> Array:
+            noise = rng.standard_normal((part.stop - part.start, n)) / np.sqrt(fit.weights)
+            if part.stop == draws:  # a generator that the caller goes on with is behind both
+                rng.bit_generator.state = ahead.bit_generator.state
+            return predicted + np.sqrt(within) * noise + effects[part][:, codes]
+
+        return losses
     raise ConfigError(f"bootstrap kind {kind!r} is not known: use pairs, wild, parametric or residual")
 
 

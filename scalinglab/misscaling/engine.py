@@ -18,7 +18,6 @@ from scalinglab.misscaling.noise import Noise, Readings, Resample, draw_means, e
 from scalinglab.misscaling.pooling import pool_curvature
 from scalinglab.misscaling.rules import Margins, decide, drift_states, gain_states
 
-
 _MOST_SIDES = 50
 
 

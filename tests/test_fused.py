@@ -7,6 +7,7 @@ difference over norm) are 1e-7 to 1e-6. 1e-5 leaves a factor of ten and is far b
 from __future__ import annotations
 
 import copy
+import gc
 import math
 import os
 import subprocess
@@ -30,6 +31,7 @@ from scalinglab.shapes import Shape
 from scalinglab.train import fused
 from scalinglab.train.archs import mhc
 from scalinglab.train.fused import FusedUnavailable, build
+from scalinglab.train.fused.shelves import Buffers
 from scalinglab.train.layers import Attention, FeedForward, RMSNorm, rotary
 from scalinglab.train.stack import Stack
 
@@ -670,6 +672,30 @@ def test_a_graph_over_a_shelf_runs_twice(kernels):
     first = torch.autograd.grad(y.sin().sum(), (x, query), retain_graph=True)
     again = torch.autograd.grad(y.sin().sum(), (x, query))
     assert all(torch.equal(a, b) and a.isfinite().all() for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("architecture", ["attn_res", "moda", "pre_ln"])
+def test_nothing_of_a_step_stays_in_memory(kernels, architecture):
+    """A cycle through autograd's nodes would keep every step: the buffers of a step must go with its graph."""
+    run = RunConfig(
+        shape=ShapeSpec(depth=3, width=8, heads=2, ffn_dim=16, vocab=16, context=8), lr=3e-3, tokens=64,
+        corpus="automaton", architecture=architecture,
+    )  # fmt: skip
+    stack, tokens = Stack([run]), torch.zeros(1, 2, 8, dtype=torch.int64)
+    stack.model.use(kernels)
+
+    def alive() -> int:
+        gc.collect()
+        return sum(type(x) in (torch.Tensor, Buffers) for x in gc.get_objects())
+
+    counts = []
+    for _ in range(4):
+        losses_k = stack.model.nats(tokens, tokens).mean((1, 2))
+        stack.backward(losses_k)
+        stack.update(losses_k.detach(), 1.0)
+        del losses_k
+        counts.append(alive())
+    assert counts[1] == counts[3]
 
 
 def test_a_shelf_refuses_what_does_not_fit(kernels):

@@ -307,14 +307,19 @@ class _Attention(Function):
         replicas, sequences, length, width = x.shape
         wide, narrow = query.shape[-2], key.shape[-2]
         heads = wide // head_dim
-        ctx.library, ctx.scale, ctx.tables, ctx.shelf = library, scale, tables, shelf
+        ctx.library, ctx.scale, ctx.tables, ctx.buffers = (
+            library,
+            scale,
+            tables,
+            None if shelf is None else shelf.buffers,
+        )
         ctx.sizes = (replicas, sequences, length, width, heads, narrow // head_dim, head_dim, *slots)
         y = torch.empty_like(x)
         qkv = _buffer(replicas, sequences, length, wide + 2 * narrow)
         mixed = _buffer(replicas, sequences, length, wide)
         softmax = _buffer(replicas, sequences, heads, length, 2)
         library.scalinglab_attention_forward(
-            *ctx.sizes, scale, _at(x), *_weights(weights), *_tables(tables), _at(None if shelf is None else shelf.data),
+            *ctx.sizes, scale, _at(x), *_weights(weights), *_tables(tables), _at(None if shelf is None else shelf.buffers.data),
             _at(y), _at(qkv), _at(mixed), _at(softmax),
         )  # fmt: skip
         ctx.save_for_backward(x, *weights, qkv, mixed, softmax)
@@ -323,14 +328,14 @@ class _Attention(Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor, dtoken: Tensor) -> tuple[Any, ...]:
         x, *weights, qkv, mixed, softmax = ctx.saved_tensors
-        shelf = (None, None) if ctx.shelf is None else (ctx.shelf.data, ctx.shelf.grads)
+        buffers = (None, None) if ctx.buffers is None else (ctx.buffers.data, ctx.buffers.grads)
         dy, dx = dy.contiguous(), torch.empty_like(x)
         into, returned = _gradients(ctx, 2, weights)
         ctx.library.scalinglab_attention_backward(
-            *ctx.sizes, ctx.scale, _at(dy), _at(x), *_weights(weights), *_tables(ctx.tables), *map(_at, shelf), _at(qkv),
+            *ctx.sizes, ctx.scale, _at(dy), _at(x), *_weights(weights), *_tables(ctx.tables), *map(_at, buffers), _at(qkv),
             _at(mixed), _at(softmax), _at(dx), *into,
         )  # fmt: skip
-        return None, dx, *returned, None, None, None, None, None, None if ctx.shelf is None else torch.empty(0)
+        return None, dx, *returned, None, None, None, None, None, None if ctx.buffers is None else torch.empty(0)
 
 
 class _FeedForward(Function):

@@ -21,6 +21,23 @@ LANES = 8
 FIRST_ONLY = "the native kernels have first derivatives only; use the torch backend for higher ones"
 
 
+class Buffers:
+    """Values and gradients of the slots. The graph holds these and never the `Shelf`, whose token holds the graph: a cycle through
+    autograd's nodes is one that Python's collector can't see, and every step would stay in memory."""
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self.sizes = sizes
+        self.data = torch.empty(sizes, dtype=torch.float32, device="cpu")
+        self._grads: Tensor | None = None
+
+    @property
+    def grads(self) -> Tensor:
+        """Gradients of the slots; `put` takes what is there and leaves zeros, so a graph can be run twice."""
+        if self._grads is None:
+            self._grads = torch.zeros(self.sizes, dtype=torch.float32, device="cpu")
+        return self._grads
+
+
 class Shelf:
     """Slots of one forward pass.
 
@@ -55,10 +72,8 @@ class Shelf:
         self.library, self.capacity, self.width, self.count = library, capacity, width, 0
         self.lead = tuple(like_kbtd.shape[:3])
         replicas, sequences, length = self.lead
-        self.sizes = (replicas * sequences, -(-length // LANES), capacity, width, LANES)
-        self.data = torch.empty(self.sizes, dtype=torch.float32, device="cpu")
+        self.buffers = Buffers((replicas * sequences, -(-length // LANES), capacity, width, LANES))
         self.token = torch.empty(0)
-        self._grads: Tensor | None = None
 
     def next(self) -> int:
         """Number of the slot that is filled now.
@@ -72,13 +87,6 @@ class Shelf:
             raise ConfigError(f"the shelf has {self.capacity} slots and all are filled")
         self.count += 1
         return self.count - 1
-
-    @property
-    def grads(self) -> Tensor:
-        """Gradients of the slots; `put` takes what is there and leaves zeros, so a graph can be run twice."""
-        if self._grads is None:
-            self._grads = torch.zeros(self.sizes, dtype=torch.float32, device="cpu")
-        return self._grads
 
     def put(self, x_kbtw: Tensor) -> int:
         """Fill the next slot and return its number.
@@ -116,18 +124,18 @@ class _Put(Function):
     @staticmethod
     def forward(ctx: Any, shelf: Shelf, slot: int, x: Tensor, token: Tensor) -> Tensor:
         x = x.contiguous()  # held by name: a copy must outlive the call
-        rows, _, capacity, width, _ = shelf.sizes
-        ctx.shelf, ctx.sizes = shelf, (rows, shelf.lead[2], width, capacity, slot)
-        shelf.library.scalinglab_put_forward(*ctx.sizes, x.data_ptr(), shelf.data.data_ptr())
+        rows, _, capacity, width, _ = shelf.buffers.sizes
+        ctx.library, ctx.buffers, ctx.lead = shelf.library, shelf.buffers, shelf.lead
+        ctx.sizes = (rows, shelf.lead[2], width, capacity, slot)
+        shelf.library.scalinglab_put_forward(*ctx.sizes, x.data_ptr(), shelf.buffers.data.data_ptr())
         return torch.empty(0)
 
     @staticmethod
     def backward(ctx: Any, dtoken: Tensor) -> tuple[Any, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError(FIRST_ONLY)
-        shelf = ctx.shelf
-        dx = torch.empty((*shelf.lead, shelf.width), dtype=torch.float32, device="cpu")
-        shelf.library.scalinglab_put_backward(*ctx.sizes, shelf.grads.data_ptr(), dx.data_ptr())
+        dx = torch.empty((*ctx.lead, ctx.sizes[2]), dtype=torch.float32, device="cpu")
+        ctx.library.scalinglab_put_backward(*ctx.sizes, ctx.buffers.grads.data_ptr(), dx.data_ptr())
         return None, None, dx, torch.empty(0)
 
 
@@ -135,12 +143,19 @@ class _Read(Function):
     @staticmethod
     def forward(ctx: Any, shelf: Shelf, slots: Tensor, query: Tensor, eps: float, token: Tensor) -> Tensor:
         query = query.contiguous()
-        rows, blocks, capacity, width, lanes = shelf.sizes
-        ctx.shelf, ctx.sizes, ctx.eps = shelf, (*shelf.lead, width, capacity, len(slots)), eps
+        rows, blocks, capacity, width, lanes = shelf.buffers.sizes
+        ctx.library, ctx.buffers = shelf.library, shelf.buffers
+        ctx.sizes, ctx.eps = (*shelf.lead, width, capacity, len(slots)), eps
         y = torch.empty((*shelf.lead, width), dtype=torch.float32, device="cpu")
         kept = torch.empty((rows, blocks, 2, lanes), dtype=torch.float32, device="cpu")
         shelf.library.scalinglab_read_forward(
-            *ctx.sizes, eps, slots.data_ptr(), query.data_ptr(), shelf.data.data_ptr(), y.data_ptr(), kept.data_ptr()
+            *ctx.sizes,
+            eps,
+            slots.data_ptr(),
+            query.data_ptr(),
+            shelf.buffers.data.data_ptr(),
+            y.data_ptr(),
+            kept.data_ptr(),
         )
         ctx.save_for_backward(slots, query, kept)
         return y
@@ -150,9 +165,9 @@ class _Read(Function):
         if torch.is_grad_enabled():
             raise RuntimeError(FIRST_ONLY)
         slots, query, kept = ctx.saved_tensors
-        dy, shelf, dquery = dy.contiguous(), ctx.shelf, torch.empty_like(query)
-        shelf.library.scalinglab_read_backward(
-            *ctx.sizes, ctx.eps, slots.data_ptr(), query.data_ptr(), shelf.data.data_ptr(), kept.data_ptr(),
-            dy.data_ptr(), shelf.grads.data_ptr(), dquery.data_ptr(),
+        dy, dquery = dy.contiguous(), torch.empty_like(query)
+        ctx.library.scalinglab_read_backward(
+            *ctx.sizes, ctx.eps, slots.data_ptr(), query.data_ptr(), ctx.buffers.data.data_ptr(), kept.data_ptr(),
+            dy.data_ptr(), ctx.buffers.grads.data_ptr(), dquery.data_ptr(),
         )  # fmt: skip
         return None, None, dquery, None, torch.empty(0)

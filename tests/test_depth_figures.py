@@ -213,6 +213,13 @@ def test_interaction_shows_cells_seeds_and_the_reference(seeded):
     assert "single seeds" in words(made)
 
 
+def test_bands_lie_inside_the_axes(bench):
+    low, high = axes(depth_interaction(bench))[0].get_ylim()
+    for c in shape_curves(bench):
+        below, above = c.band(0.95)
+        assert low < below.min() <= above.max() < high
+
+
 def test_depth_is_the_axis_of_one_size_and_aspect_of_several(bench, by_law):
     assert "Depth (blocks)" in words(depth_interaction(bench))
     made = depth_interaction(by_law)
@@ -273,6 +280,15 @@ def test_power_passes_through_the_design_and_falls(bench, seeded):
         assert (np.diff(made.by_shapes) < 0).all()
     assert math.isnan(power_of(bench).share)
     assert power_of(bench).flat == power_of(bench).now
+
+
+def test_every_estimate_is_named_beside_the_power_curve_and_one_seed_has_a_tick(bench):
+    made = draw_power(bench)
+    told = [t.get_text() for t in axes(made)[1].texts]
+    assert set(bench.verdicts) <= set(told)
+    assert axes(made)[0].get_xticks()[0] == 1
+    heights = sorted(t.xyann[1] for t in axes(made)[1].texts if t.arrow_patch is not None)
+    assert min(np.diff(heights)) > 0.05 * axes(made)[1].get_ylim()[1]
 
 
 def test_power_at_known_noise_is_the_closed_form(seeded):

@@ -217,9 +217,9 @@ def test_crossed_loss_vs_scale_moves_runs_along_the_law(crossed: Fit) -> None:
     ax = made.axes[0]
     scatter = points(ax)
     assert len(scatter) == 2
-    assert [t.get_text() for t in ax.get_legend().get_texts()] == ["mhc", "pre_ln"]
+    assert [t.get_text() for t in ax.get_legend().get_texts()] == ["pre_ln", "mhc"]  # the reference first
     own = crossed.runs["architecture"].to_numpy() == "mhc"
-    shown = np.asarray(scatter[0].get_offsets())
+    shown = np.asarray(scatter[1].get_offsets())
     curve = line(ax, "mhc")
     at = np.interp(np.log(shown[:, 0]), np.log(np.asarray(curve.get_xdata())), np.log(np.asarray(curve.get_ydata())))
     np.testing.assert_allclose(np.log(shown[:, 1]) - at, crossed.residuals[own], atol=1e-4)
@@ -250,6 +250,27 @@ def test_loss_vs_scale_refuses_what_the_law_does_not_read(plain: Fit) -> None:
         figs.loss_vs_scale(plain, uncertainty=jackknife(ray))
 
 
+def test_groups_of_like_size_are_found_and_checkpoints_are_cut_into_narrow_ones() -> None:
+    sizes = [5.1e7, 4.9e7, 5e7, 2e8, 8e8]
+    assert [len(group) for group in grids.clusters(sizes)] == [3, 1, 1]
+    assert grids.own_levels(sizes, 5) == [5e7, 2e8, 8e8]
+    checkpoints = np.linspace(1e9, 1e11, 1000)
+    found = grids.clusters(checkpoints)
+    assert np.concatenate(found) == pytest.approx(checkpoints)
+    assert max(np.log(group[-1] / group[0]) for group in found) <= 0.3
+    assert len(grids.own_levels(checkpoints, 5)) == 5
+    assert len(grids.own_levels(np.geomspace(1e8, 1e10, 7), 5, every=8)) == 7
+
+
+def test_default_curves_are_at_sizes_that_were_run(plain: Fit) -> None:
+    ran = sorted(set(plain.runs["params"]))
+    made = figs.loss_vs_scale(plain, "tokens", uncertainty="none")
+    assert [one.get_label() for one in made.axes[0].lines if one.get_label() != "_floor"] == ["30M", "200M", "1B"]
+    assert [t.get_text() for t in made.axes[1].get_yticklabels()] == ["30M", "200M", "1B"]
+    upright = figs.loss_vs_scale(plain, "params", uncertainty="none").axes[0]
+    assert upright.get_xticks() == pytest.approx(ran)  # the largest has a label too
+
+
 # ---- isoFLOP -----------------------------------------------------------------------------------------------------------
 def test_isoflop_marks_the_optimum_of_the_law(plain: Fit) -> None:
     budgets = [1e18, 1e19]
@@ -271,6 +292,32 @@ def test_isoflop_marks_the_optimum_of_the_law(plain: Fit) -> None:
     assert not labels[0].get_window_extent().overlaps(labels[1].get_window_extent())
 
 
+def test_default_budgets_have_runs_and_curves_end_near_them() -> None:
+    """Budgets a factor of two apart are told apart, each has its runs, and no curve goes far beyond them."""
+    rng = np.random.default_rng(0)
+    planned = (1e18, 2e18, 4e18, 6.4e19)
+    N = np.array([n for C in planned for n in np.geomspace(0.25, 4, 5) * np.sqrt(C / 120)])
+    D = np.repeat(planned, 5) / (6 * N)
+    loss = (E + A * N**-ALPHA + B * D**-BETA) * np.exp(0.003 * rng.standard_normal(len(N)))
+    names = [f"r{k}" for k in range(len(N))]
+    law = fit("chinchilla", pd.DataFrame({"run_id": names, "params": N, "tokens": D, "loss": loss}))
+    ax = figs.isoflop(law, uncertainty="none").axes[0]
+    assert [len(p.get_offsets()) for p in points(ax)] == [5, 5, 5, 5]
+    solid = [float(one.get_label()) for one in ax.lines if not str(one.get_label()).startswith("_")]
+    assert solid == pytest.approx(planned, rel=0.01)
+    for curve, own in zip([one for one in ax.lines if one.get_label() == "_beyond"], points(ax), strict=True):
+        x, ran = np.asarray(curve.get_xdata()), np.asarray(own.get_offsets())[:, 0]
+        assert ran.min() / 1.2 < x.min() < ran.min() < ran.max() < x.max() < ran.max() * 1.2
+
+
+def test_an_optimum_far_beyond_the_runs_is_not_drawn(plain: Fit) -> None:
+    made = figs.isoflop(plain, budgets=[1e24], uncertainty="none")
+    ax = made.axes[0]
+    assert not [one for one in ax.lines if one.get_label() == "_optimum"]
+    assert "1 of them too far beyond the runs" in " ".join(words(made).split())
+    assert line(ax, "_beyond").get_xdata().max() < 1.2e9
+
+
 def test_isoflop_of_runs_draws_parabolas() -> None:
     rows = [
         (f"{C:.0e}-{N:.3g}", N, C / (6 * N), E + A * N**-ALPHA + B * (C / (6 * N)) ** -BETA)
@@ -286,7 +333,7 @@ def test_isoflop_of_runs_draws_parabolas() -> None:
 
 def test_isoflop_of_a_crossed_fit_has_a_panel_per_group(crossed: Fit) -> None:
     made = figs.isoflop(crossed, budgets=[1e18], uncertainty="none", width="page")
-    assert [ax.get_title(loc="left") for ax in made.axes] == ["mhc", "pre_ln"]
+    assert [ax.get_title(loc="left") for ax in made.axes] == ["pre_ln", "mhc"]
     with pytest.raises(ConfigError, match="it has mhc, pre_ln"):
         figs.isoflop(crossed, group="gated")
     with pytest.raises(ConfigError, match="positive FLOPs"):
@@ -315,8 +362,23 @@ def test_valley_has_its_bottom_at_the_optimum_and_shades_its_set(shaped: Fit) ->
 
 def test_valley_of_a_crossed_fit_has_a_panel_per_group_and_says_when_nothing_is_located(crossed: Fit) -> None:
     made = figs.shape_valley(crossed, y="nats", uncertainty="none")
-    assert [ax.get_title(loc="left").split(",")[0] for ax in made.axes if ax.get_visible()] == ["mhc", "pre_ln"]
+    assert [ax.get_title(loc="left").split(",")[0] for ax in made.axes if ax.get_visible()] == ["pre_ln", "mhc"]
     assert "No uncertainty drawn" in words(made)
+
+
+@pytest.mark.parametrize(("low", "high", "side"), [(20.0, 30.0, "left"), (70.0, 90.0, "right")])
+def test_words_about_an_optimum_stand_beside_its_band(low: float, high: float, side: str) -> None:
+    from scalinglab.report.figures.valley import _beside
+
+    made = style.new_figure("column", 2.0)
+    ax = made.add_subplot()
+    ax.set_xscale("log")
+    ax.set_xlim(10, 100)
+    _beside(ax, "r", np.array([10.0, 100.0]), low, high)
+    (text,) = ax.texts
+    assert text.get_ha() == side
+    place = 10 ** (1 + text.get_position()[0])
+    assert place > high if side == "left" else place < low
 
 
 def test_valley_without_a_bottom_says_so() -> None:
@@ -410,3 +472,27 @@ def test_inputs_are_left_alone(shaped: Fit) -> None:
     before = shaped.runs.copy(deep=True)
     figs.shape_valley(shaped, width="column", uncertainty="none")
     pd.testing.assert_frame_equal(shaped.runs, before)
+
+
+# ---- the pooled estimate -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("quantity", ["penalty", "contrast", "optimum"])
+def test_a_study_whose_log_was_not_given_is_not_called_unidentified(quantity: str) -> None:
+    from scalinglab import pooled_shape
+
+    told = " ".join(words(figs.pooled_forest(pooled_shape(), quantity=quantity)).split())  # type: ignore[arg-type]
+    assert "logs are not at hand: Gemstones, Chinchilla" in told
+    assert "Not identified" not in told
+    assert "nothing is pooled" in told
+    assert "weight" not in told
+    assert ("Intervals: least squares" in told) == (quantity == "optimum")
+
+
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [([-0.09, -0.18, -0.0016], ["\u22120.090", "\u22120.180", "\u22120.002"]), ([0.2, -0.00004, 0.0], ["+0.200", "0.000", "0.000"]),
+     ([0.22, 0.08, 0.36], ["+0.22", "+0.08", "+0.36"])],
+)  # fmt: skip
+def test_a_slope_keeps_its_side_of_zero_and_zero_has_no_sign(values: list[float], texts: list[str]) -> None:
+    from scalinglab.report.figures.rates import _digits, _signed
+
+    assert _signed(values, _digits(values, 2)) == texts

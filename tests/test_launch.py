@@ -381,10 +381,10 @@ def test_a_hundred_kills(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["loky", "dask"])
-def test_two_processes_give_the_bytes_of_one(tmp_path: Path, engine: str) -> None:
-    if engine == "dask" and find_spec("distributed") is None:
-        pytest.skip("needs distributed: pip install 'scalinglab[dask]'")
+@pytest.mark.parametrize(("engine", "module"), [("loky", "joblib"), ("dask", "distributed"), ("ray", "ray")])
+def test_two_processes_give_the_bytes_of_one(tmp_path: Path, engine: str, module: str) -> None:
+    if find_spec(module) is None:
+        pytest.skip(f"needs {module}: pip install 'scalinglab[{engine}]'")
     runs, out = script_runs(50), tmp_path / "two"
     process = start(tmp_path, out, steps=50, engine=engine)
     said, _ = process.communicate(timeout=300)

@@ -357,7 +357,7 @@ def test_two_processes_share_a_run(tmp_path):
         )
         for rank in range(2)
     ]
-    assert [p.wait(timeout=120) for p in processes] == [0, 0]
+    assert [p.wait(timeout=300) for p in processes] == [0, 0]
     for config, summary in zip(pair, alone, strict=True):
         team = json.loads((tmp_path / "team" / config.run_id / "summary.json").read_text())
         assert team["loss"] == pytest.approx(summary["loss"], abs=1e-9)

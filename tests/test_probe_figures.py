@@ -274,6 +274,24 @@ def test_layer_removal_draws_points_with_intervals_and_the_pruning_curve():
     assert re.search("don't cover the variation between seeds", words(made).replace("\n", " "))
 
 
+@pytest.mark.parametrize(
+    ("ids", "names"),
+    [
+        (["pre_ln-L4-d16-sp-lr0.003-s0-1b28ea1765", "hc-L8-d16-sp-lr1e-05-s0-1b28ea1765"], ["pre_ln, L = 4", "hc, L = 8"]),
+        (["mix-ln-L4-d16-sp+1-lr0.003-s0-1b28ea1765", "mix-ln-L4-d16-sp+1-lr0.003-s12-2b28ea1765"],
+         ["mix-ln, L = 4, seed 0", "mix-ln, L = 4, seed 12"]),
+        (["pre_ln-L4-d16-sp-lr0.003-s0-1b28ea1765", "pre_ln-L4-d32-sp-lr0.003-s0-1b28ea1765", "pre_ln-L4-d32-sp-lr0.003-s1-1b28ea1765"],
+         ["pre_ln, L = 4, d = 16", "pre_ln, L = 4, d = 32, seed 0", "pre_ln, L = 4, d = 32, seed 1"]),
+        (["pre_ln-L4-d16-sp-lr0.003-s0-1b28ea1765", "pre_ln-L4-d16-sp-lr0.003-s0-2b28ea1765"],
+         ["pre_ln-L4-d16-sp-lr0.003-s0-1b28ea1765", "pre_ln-L4-d16-sp-lr0.003-s0-2b28ea1765"]),
+        (["a run", "pre_ln-L4"], ["a run", "pre_ln-L4"]),
+    ],
+)  # fmt: skip
+def test_runs_are_named_by_what_tells_them_apart(ids, names):
+    made = layer_removal([report(name) for name in ids])
+    assert [t.get_text() for t in made.legends[0].get_texts()] == names
+
+
 def test_one_of_the_two_is_enough():
     assert len(axes(layer_removal(report(leave_out=("pruning_loss",))))) == 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -116,6 +117,7 @@ def train(
     shard: str = "1/1",
     slurm: int | None = None,
     have: tuple[Path, ...] = (),
+    fsdp: bool = False,
     quiet: bool = False,
 ) -> int:
     """Train the runs of a sweep that are not finished. Stop it at any time: the same command goes on.
@@ -134,6 +136,7 @@ def train(
         slurm: Train nothing: print a Slurm array script with this many stacks per task. It carries the other options;
             workers is per task then, 2 by default.
         have: Run tables of earlier sittings: what has ended there isn't trained again.
+        fsdp: Under torchrun, whose processes share each batch: share out the weights and moments of a run, too.
         quiet: Show no progress.
     """
     check_folder(out)
@@ -143,6 +146,8 @@ def train(
     if slurm is not None:
         if have:
             raise ConfigError("--have and --slurm exclude each other: train the script's runs into one folder")
+        if fsdp:
+            raise ConfigError("--fsdp and --slurm exclude each other: the script starts no torchrun")
         if part != (1, 1):
             raise ConfigError(
                 f"--shard {shard} and --slurm {slurm} exclude each other: the script gives every task its shard"
@@ -163,9 +168,10 @@ def train(
 
     made = launch(
         read, out, workers=workers, device=device, backend=backend, engine=engine, address=address, shard=part,
-        progress=not quiet, have=_ended(have),
+        progress=not quiet, have=_ended(have), fsdp=fsdp,
     )  # fmt: skip
-    print(made.summary())
+    if os.environ.get("RANK", "0") == "0":  # under torchrun, one process for all
+        print(made.summary())
     return 1 if made.failed else 0
 
 
@@ -371,11 +377,11 @@ def _ended(tables: tuple[Path, ...]) -> set[str]:
 
 def _table(path: Path) -> pd.DataFrame:
     """A table that `scalinglab collect` wrote."""
-    import pandas as pd
+    from scalinglab.formats import read_table
 
     if not path.is_file():
         raise ConfigError(f"{path}: there is no such table; give one that `scalinglab collect --out` wrote")
-    table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, low_memory=False)
+    table = read_table(path, keep=list).frame
     if lacking := {"run_id", "status"} - set(table):
         raise ConfigError(f"{path} has no column {min(lacking)}: give a table that `scalinglab collect --out` wrote")
     return table

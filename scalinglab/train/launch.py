@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -37,7 +37,20 @@ from scalinglab.train import claims, engines
 from scalinglab.train.display import Display
 from scalinglab.train.jobs import Job, Stack, lineup, pending, stacks
 from scalinglab.train.jobs import shard as part_of
-from scalinglab.train.worker import MEMBERS, STACKS, Backend, Order, Outcome, has_checkpoint, sentence, work
+from scalinglab.train.worker import (
+    MEMBERS,
+    STACKS,
+    Backend,
+    Order,
+    Outcome,
+    has_checkpoint,
+    sentence,
+    work,
+    work_together,
+)
+
+if TYPE_CHECKING:
+    from scalinglab.train.team import Team
 
 __all__ = ["Failure", "LaunchReport", "launch", "stacks"]
 
@@ -104,6 +117,7 @@ def launch(
     checkpoint_seconds: float = 60.0,
     progress: bool | None = None,
     have: Collection[str] = (),
+    fsdp: bool = False,
 ) -> LaunchReport:
     """Train what is missing in `out`, longest first.
 
@@ -129,6 +143,9 @@ def launch(
     have : collection of str
         Ids of runs that are known already, e.g. from the table of an earlier sitting: they are skipped as finished ones are.
 
+    fsdp : bool
+        Share out one run at a time over the processes of torchrun; see `scalinglab.train.loop.train`.
+
     Returns
     -------
     LaunchReport
@@ -141,8 +158,15 @@ def launch(
         can't be made, no such device, an engine that isn't installed, an address that the engine has no use for.
     KeyboardInterrupt
         After SIGINT or SIGTERM, once the workers have saved their state.
+
+    Notes
+    -----
+    Under torchrun all processes call this and train one job after the other together: without `fsdp` they share its batches.
     """
     began = time.monotonic()
+    team = _team(workers, engine, fsdp)
+    if team is not None:
+        workers, max_replicas = 1, 1 if fsdp else max_replicas
     runs = list(expand(sweep).runs) if isinstance(sweep, Sweep) else list(sweep)
     folder = Path(out)
     jobs = part_of(stacks(runs, max_replicas=max_replicas), *shard)
@@ -155,17 +179,22 @@ def launch(
     todo = lineup(pending(jobs, skipped, _begun(folder, asked)))
     here = engine == "loky" and workers == 1
     order = Order(
-        folder, device, backend, checkpoint_seconds, uuid.uuid4().hex, "here" if here else engine, os.getpid()
+        folder, device, backend, checkpoint_seconds, uuid.uuid4().hex, "here" if here else engine, os.getpid(), fsdp
     )  # fmt: skip
-    with Display(folder, todo, shown=progress is not False) as display:
-        done = _Foreman(order, engine, workers, address, display).through(todo) if todo else []
+    if team is not None:
+        todo = team.tell(todo)  # one list, whatever changes in the folder
+    with Display(folder, todo, shown=progress is not False and (team is None or team.leads)) as display:
+        if team is not None:
+            done = [_together(job, order, team, display) for job in todo]
+        else:
+            done = _Foreman(order, engine, workers, address, display).through(todo) if todo else []
     ended = [run_id for run_id in asked if run_id not in skipped and is_finished(folder / run_id)]
     bad = tuple(run_id for run_id in ended if _status(folder / run_id) == "diverged")
     missing = asked.keys() - {*ended, *skipped}
     failed = [
         Failure(tuple(run_id for run_id in outcome.job.run_ids if run_id in missing), outcome.reason)
         for outcome in done
-        if outcome.kind == "failed"
+        if outcome.kind == "failed" and not missing.isdisjoint(outcome.job.run_ids)
     ]
     good = tuple(run_id for run_id in ended if run_id not in bad)
     return LaunchReport(good, bad, tuple(sorted(skipped)), tuple(failed), time.monotonic() - began)
@@ -233,6 +262,29 @@ def check_models(runs: Sequence[RunConfig]) -> None:
             build(run, device="meta")
         except ConfigError as error:
             raise ConfigError(f"run {run.run_id} can't be trained: {error}") from None
+
+
+# ---- a team: all processes of torchrun train the same job ---------------------------------------------------------------
+def _team(workers: int | None, engine: str, fsdp: bool) -> Team | None:
+    """The processes that torchrun has started; None without it."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        if fsdp:
+            raise ConfigError(
+                "fsdp shares a run out over the processes of torchrun, and there is one: start it with "
+                "torchrun --nproc-per-node 2, or more"
+            )
+        return None
+    if engine != "loky" or workers not in (None, 1):
+        raise ConfigError("under torchrun its processes train one run together: leave engine and workers out")
+    from scalinglab.train.team import join
+
+    return join()
+
+
+def _together(job: Job, order: Order, team: Team, display: Display) -> Outcome:
+    outcome = work_together(job, order, team)
+    display.ended(outcome.job, outcome.reason)
+    return outcome
 
 
 # ---- the foreman: hands out jobs until none is left --------------------------------------------------------------------
@@ -377,7 +429,7 @@ def _check_folder(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         probe = write_atomically(out / ".writable", b"")
-        probe.unlink()
+        probe.unlink(missing_ok=True)  # another launcher probes too
     except OSError as error:
         raise ConfigError(f"the folder {out} can't be written: {error.strerror or error}") from None
 

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -36,15 +36,16 @@ from scalinglab.train.evaluating import Score, evaluate
 from scalinglab.train.jobs import stack_id, trunk_of
 from scalinglab.train.runlog import RunLog, is_logged
 from scalinglab.train.schedule import branch_step, share
-from scalinglab.train.stack import Stack
+from scalinglab.train.stack import BUFFERS, Stack
 from scalinglab.train.team import Team, join
+
+if TYPE_CHECKING:
+    from scalinglab.train.sharded import Sharded
 
 SCHEMA = "scalinglab/summary-1"
 Summary: TypeAlias = dict[str, Any]
 _STATE = {
-    "params",
-    "moment1",
-    "moment2",
+    *BUFFERS,
     "alive",
     "step",
     "since",
@@ -80,6 +81,7 @@ def train(
     device: str = "cpu",
     backend: Backend = "auto",
     checkpoint_seconds: float = 60.0,
+    fsdp: bool = False,
     report: Callable[[Progress], None] | None = None,
 ) -> list[Summary]:
     """Train runs that can be stacked, and leave a folder for each.
@@ -96,6 +98,9 @@ def train(
         "native" are the fused C++ kernels for float32 on a CPU; "auto" takes them where they can run.
     checkpoint_seconds : float
         Least time between checkpoints, seconds. When they are made doesn't change the result.
+    fsdp : bool
+        Share out one run's weights and moments over the processes of torchrun, not its batches alone; see
+        `scalinglab.train.sharded`. Its checkpoints are those of any other way to train the run.
     report : callable, optional
         Called with a `Progress` now and then.
 
@@ -107,7 +112,8 @@ def train(
     Raises
     ------
     ConfigError
-        A run can't be made: corpus and shape don't fit, no such device, backend "native" where it can't run.
+        A run can't be made: corpus and shape don't fit, no such device, backend "native" where it can't run, fsdp of
+        several runs or in one process.
     Stopped
         After SIGINT or SIGTERM, once the state is saved.
     """
@@ -115,7 +121,7 @@ def train(
     if all(summary is not None for summary in found):
         return [summary for summary in found if summary is not None]
     team = join(configs[0].batch)
-    run = _Run(tuple(configs), Path(out), open_device(device), team)
+    run = _Run(tuple(configs), Path(out), open_device(device), team, fsdp)
     run.prepare(backend)
     with _stop_signal() as stopped:
         summaries = run.go(stopped, checkpoint_seconds, report)
@@ -148,6 +154,7 @@ class _Run:
     out: Path
     device: torch.device
     team: Team
+    fsdp: bool = False
     backend: str = "torch"
     since: list[float] = field(default_factory=list)  # sums of training losses since the last line
     counted: int = 0
@@ -167,8 +174,18 @@ class _Run:
         self.unseen: Evaluation | None = None
         if getattr(self.corpus, "held_out", ()):
             self.unseen = self.corpus.evaluation(first.evaluation.sequences, first.shape.context, split="held_out")  # type: ignore[attr-defined]
-        self.stack = Stack(self.configs, device=self.device)
-        self.backend = choose_kernels(self.stack, first, backend)
+        self.stack: Stack | Sharded
+        if self.fsdp:
+            from scalinglab.train.sharded import Sharded
+
+            if backend == "native":
+                raise ConfigError(
+                    "backend='native' can't train a run that fsdp shares out: choose backend torch or auto"
+                )
+            self.stack = Sharded(self.configs, self.team, device=self.device)
+        else:
+            self.stack = Stack(self.configs, device=self.device)
+            self.backend = choose_kernels(self.stack, first, backend)
         self.logs: list[RunLog] = []
         if self.team.leads:
             for config in self.configs:
@@ -189,7 +206,7 @@ class _Run:
         began = saved = time.monotonic()
         before = self.seconds
         while stack.step < steps and bool(stack.alive.any()):
-            if stack.step == self._branch() and not self._trunk(stack.step).exists():
+            if stack.step == self._branch():
                 self._save_trunk()
             norms_k = self._step(*next(batches))
             step = stack.step
@@ -203,8 +220,8 @@ class _Run:
                 self._evaluate(step)
             now = time.monotonic()
             self.seconds = before + now - began
-            stop = self.team.any(stopped())
-            if stop or (now - saved >= checkpoint_seconds and step < steps):
+            stop, due = self.team.any(stopped(), now - saved >= checkpoint_seconds)  # clocks differ
+            if stop or (due and step < steps):
                 self._checkpoint()
                 saved = now
             if stop:
@@ -217,7 +234,8 @@ class _Run:
             losses_k = stack.model.nats(tokens_kbt, targets_kbt).mean((1, 2))
         stack.backward(losses_k)
         losses_k = losses_k.detach()
-        self.team.average(stack.grads, losses_k)
+        stack.average(self.team)
+        self.team.average(losses_k)
         norms_k = stack.update(losses_k, share(stack.step, self.configs[0]))
         self.counted += 1
         for k, (loss, alive) in enumerate(zip(losses_k.tolist(), stack.alive.tolist(), strict=True)):
@@ -289,33 +307,46 @@ class _Run:
         }
 
     def _checkpoint(self) -> None:
+        state = self._state()  # in all processes: each may hold a part
         if self.team.leads:
             for log in self.logs:
                 log.sync()  # a checkpoint must not remember lines that a crash could lose
-            checkpoints.save(self._folder, self._state())
+            checkpoints.save(self._folder, state)
         self.team.wait()
 
     def _save_trunk(self) -> None:
+        (missing,) = self.team.any(not self._trunk(self.stack.step).exists())
+        if not missing:
+            return
+        state = self._state()
         if self.team.leads:
-            write_atomically(self._trunk(self.stack.step), checkpoints.encode(self._state()))
+            write_atomically(self._trunk(self.stack.step), checkpoints.encode(state))
         self.team.wait()
 
     def _resume(self) -> bool:
         """Go on from the checkpoint, or else from the longest trunk; False at the beginning of everything."""
-        state = checkpoints.load(self._folder, fits=self._fits)
+        state = self._read(lambda: checkpoints.load(self._folder, fits=self._fits))
         if state is not None and state["corpus"] != self.corpus.fingerprint:
             raise ConfigError(
                 f"the data of run {self.configs[0].run_id} changed since it began: corpus {self.configs[0].corpus!r} has another "
                 f"fingerprint; put the old data back, or delete {self._folder} and the run's log to start over"
             )
         if state is None:
-            state = self._longest_trunk()
+            state = self._read(self._longest_trunk)
         if state is None:
             return False
         for log, lines in zip(self.logs, state["logs"], strict=False):
             log.restore(lines)
         self._load(state)
         return True
+
+    def _read(self, find: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
+        """A state from disk; of a sharded run the first process alone reads it, and the others get all but the large tensors."""
+        if not self.fsdp:
+            return find()
+        state = find() if self.team.leads else None
+        told = self.team.tell(state and {name: value for name, value in state.items() if name not in BUFFERS})
+        return told if state is None else state
 
     def _longest_trunk(self) -> dict[str, Any] | None:
         branch = self._branch()
@@ -344,23 +375,24 @@ class _Run:
         self._checkpoint()  # so that a crash between two summaries ends in the same bytes
         scores = self._evaluate(self.stack.step)
         unseen = [None] * len(self.configs) if self.unseen is None else self._scores(self.unseen)
-        summaries = []
-        if not self.team.leads:
-            self.team.wait()
-            return [{} for _ in self.configs]
-        for k, (config, score, log) in enumerate(zip(self.configs, scores, self.logs, strict=True)):
+        summaries: list[Summary] = []
+        for k, (config, score) in enumerate(zip(self.configs, scores, strict=True)):
+            weights = self.stack.weights(k)  # in all processes: each may hold a part
+            if not self.team.leads:
+                summaries.append({})
+                continue
             folder = self.out / config.run_id
-            log.sync()
+            self.logs[k].sync()
             summary = read_summary(folder)
             if summary is None:  # a crash may have come between the summaries of a stack
-                weights = self.stack.weights(k)
                 write_atomically(folder / "weights.pt", checkpoints.encode(weights))
                 summary = self._summary(k, config, score, unseen[k]) | {"weights_sha256": checkpoints.digest(weights)}
                 write_atomically(
                     folder / "summary.json", msgspec.json.format(msgspec.json.encode(summary), indent=1) + b"\n"
                 )
             summaries.append(summary)
-        checkpoints.remove(self._folder)
+        if self.team.leads:
+            checkpoints.remove(self._folder)
         self.team.wait()
         return summaries
 
@@ -383,7 +415,7 @@ class _Run:
             "floor": self.corpus.floor(config.shape.context),
             "by_difficulty": score.by_difficulty() if alive else None,
             "held_out_by_difficulty": unseen.by_difficulty() if alive and unseen is not None else None,
-            "params": sum(p[k].numel() for p in self.stack.views),
+            "params": self.stack.size,
             "seconds": self.seconds / len(self.configs),
             "tokens_per_second": len(self.configs) * tokens / max(self.seconds, 1e-9),
             "stack_size": len(self.configs),

@@ -19,6 +19,9 @@ from scalinglab.train.jobs import shared
 from scalinglab.train.model import Model
 from scalinglab.train.roles import retag, tags
 from scalinglab.train.scaling import build, draw, groups
+from scalinglab.train.team import Team
+
+BUFFERS = ("params", "moment1", "moment2")  # of a state: the tensors with a number for every parameter
 
 
 class Stack:
@@ -39,6 +42,8 @@ class Stack:
         False once a loss or a gradient was not finite: such a run keeps the weights it had before that step.
     step : int
         Optimiser steps taken.
+    size : int
+        Parameters of one run.
 
     Raises
     ------
@@ -54,6 +59,7 @@ class Stack:
         sizes = [shape.numel() for shape in shapes.values()]
         first_param = next(self.model.parameters())
         self.params = torch.empty(len(configs), sum(sizes), dtype=first_param.dtype, device=device)
+        self.size = self.params.shape[1]
         self.grads, self.moment1, self.moment2 = (torch.zeros_like(self.params) for _ in range(3))
         for row, config in zip(self.params, configs, strict=True):
             draw(self.model, config)
@@ -67,6 +73,10 @@ class Stack:
         """Gradients of every run's own loss [K] into `grads`."""
         losses_k.sum().backward()
         torch.cat([_taken(view).flatten(1) for view in self.views], dim=1, out=self.grads)
+
+    def average(self, team: Team) -> None:
+        """Replace `grads` by their mean over a team whose processes have each their own sequences."""
+        team.average(self.grads)
 
     def update(self, losses_k: Tensor, scale: float) -> Tensor:
         """One AdamW step from `grads`; returns their norms [K] before clipping.
@@ -100,30 +110,17 @@ class Stack:
 
     def load_state(self, state: dict[str, Tensor | int]) -> None:
         """Go on from a `state` of the same stack."""
-        for name in ("params", "moment1", "moment2", "alive"):
+        for name in (*BUFFERS, "alive"):
             getattr(self, name).copy_(state[name])
         self.step = int(state["step"])
         self._freeze()
 
     def _set_rates(self, sizes: list[int]) -> None:
         """What the parametrization does to each parameter (rows [P]) and what each run asks for (columns [K])."""
-        first = self.configs[0]
-        unit = msgspec.structs.replace(first.optimizer, weight_decay=1.0, decay="coupled")
-        tensors = groups(self.model, msgspec.structs.replace(first, lr=1.0, optimizer=unit))
-        rows = torch.tensor([(g.lr, g.weight_decay, g.eps) for g in tensors], dtype=torch.float64).T
-        each = rows.repeat_interleave(torch.tensor(sizes), dim=1).to(self.params)
+        rates = rates_by_tensor(self.model, self.configs[0])
+        each = rates.repeat_interleave(torch.tensor(sizes), dim=1).to(self.params)
         self.lr_p, self.decay_p, self.eps_p = (row.contiguous() for row in each)
-        asked = [
-            (
-                c.lr,
-                c.optimizer.weight_decay / (c.lr if c.optimizer.decay == "independent" else 1.0),
-                c.optimizer.grad_clip,
-            )
-            for c in self.configs
-        ]
-        self.lr_k, self.decay_k, self.clip_k = (
-            column.contiguous() for column in torch.tensor(asked, dtype=torch.float64).to(self.params).T
-        )
+        self.lr_k, self.decay_k, self.clip_k = rates_by_run(self.configs, like=self.params)
 
     def _freeze(self) -> None:
         self.grads[~self.alive] = 0.0
@@ -139,15 +136,61 @@ class Stack:
                 clip_k=factor_k,
             )  # fmt: skip
             return
-        corrections = [1 - beta**self.step for beta in betas]
-        self.grads.mul_(factor_k.unsqueeze(1))
-        rates_kp = torch.outer(self.lr_k * scale, self.lr_p)
-        self.params.addcmul_(self.params, torch.outer(self.decay_k, self.decay_p).mul_(rates_kp), value=-1)
-        self.moment1.lerp_(self.grads, 1 - betas[0])
-        self.moment2.mul_(betas[1]).addcmul_(self.grads, self.grads, value=1 - betas[1])
-        step_kp = self.moment2.sqrt().div_(corrections[1] ** 0.5).add_(self.eps_p)
-        torch.div(self.moment1, step_kp, out=step_kp)
-        self.params.addcmul_(step_kp, rates_kp, value=-1 / corrections[0])
+        adamw_(
+            self.params, self.grads, self.moment1, self.moment2, step=self.step, betas=betas, lr_p=self.lr_p,
+            decay_p=self.decay_p, eps_p=self.eps_p, lr_k=self.lr_k * scale, decay_k=self.decay_k, clip_k=factor_k,
+        )  # fmt: skip
+
+
+def rates_by_tensor(model: Model, config: RunConfig) -> Tensor:
+    """What the parametrization does to each tensor, as float64 [3, tensors]: factors on lr and weight decay, and epsilon."""
+    unit = msgspec.structs.replace(config.optimizer, weight_decay=1.0, decay="coupled")
+    tensors = groups(model, msgspec.structs.replace(config, lr=1.0, optimizer=unit))
+    return torch.tensor([(g.lr, g.weight_decay, g.eps) for g in tensors], dtype=torch.float64).T
+
+
+def rates_by_run(configs: Sequence[RunConfig], *, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What each run asks for, [K] each, in dtype and place of a tensor: peak lr, coupled weight decay, gradient norm to clip at."""
+    asked = [
+        (
+            c.lr,
+            c.optimizer.weight_decay / (c.lr if c.optimizer.decay == "independent" else 1.0),
+            c.optimizer.grad_clip,
+        )
+        for c in configs
+    ]
+    lr_k, decay_k, clip_k = (column.contiguous() for column in torch.tensor(asked, dtype=torch.float64).to(like).T)
+    return lr_k, decay_k, clip_k
+
+
+def adamw_(
+    params_kp: Tensor,
+    grads_kp: Tensor,
+    moment1_kp: Tensor,
+    moment2_kp: Tensor,
+    *,
+    step: int,
+    betas: tuple[float, float],
+    lr_p: Tensor,
+    decay_p: Tensor,
+    eps_p: Tensor,
+    lr_k: Tensor,
+    decay_k: Tensor,
+    clip_k: Tensor,
+) -> None:
+    """One step of AdamW in place: what differs by parameter is a row [P] or [1], what differs by run a column [K].
+
+    `clip_k` is a factor on the gradients; `step` counts from 1.
+    """
+    corrections = [1 - beta**step for beta in betas]
+    grads_kp.mul_(clip_k.unsqueeze(1))
+    rates_kp = torch.outer(lr_k, lr_p)
+    params_kp.addcmul_(params_kp, torch.outer(decay_k, decay_p).mul_(rates_kp), value=-1)
+    moment1_kp.lerp_(grads_kp, 1 - betas[0])
+    moment2_kp.mul_(betas[1]).addcmul_(grads_kp, grads_kp, value=1 - betas[1])
+    step_kp = moment2_kp.sqrt().div_(corrections[1] ** 0.5).add_(eps_p)
+    torch.div(moment1_kp, step_kp, out=step_kp)
+    params_kp.addcmul_(step_kp, rates_kp, value=-1 / corrections[0])
 
 
 def check_stackable(configs: Sequence[RunConfig]) -> None:

@@ -11,14 +11,17 @@ import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from scalinglab.collecting import CONFIG, LOG, SUMMARY, has_summary, is_finished, read_config
-from scalinglab.errors import ScalinglabError
+from scalinglab.errors import ConfigError, ScalinglabError
 from scalinglab.tables import write_atomically
 from scalinglab.train import claims, engines
 from scalinglab.train.display import FOLDER as PROGRESS
 from scalinglab.train.jobs import Job, Stack
+
+if TYPE_CHECKING:
+    from scalinglab.train.team import Team
 
 Backend: TypeAlias = Literal["auto", "torch", "native"]
 
@@ -37,6 +40,7 @@ class Order:
     launcher: str
     engine: str
     pid: int  # of the launcher
+    fsdp: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,36 +77,66 @@ def work(job: Job, order: Order) -> Outcome:
     except Exception as error:
         if isinstance(held, claims.Claims) and held.lost:
             return Outcome(job, "elsewhere")
-        reason = sentence(error)
-        with contextlib.suppress(OSError):
-            record = {"run_ids": job.run_ids, "reason": reason, "traceback": traceback.format_exc()}
-            write_atomically(order.out / FAILURES / f"{job.name}.json", json.dumps(record, indent=1).encode())
-        return Outcome(job, "failed", reason)
+        return _failed(job, order, error)
     (order.out / FAILURES / f"{job.name}.json").unlink(missing_ok=True)
     return Outcome(job, "done")
+
+
+def work_together(job: Job, order: Order, team: Team) -> Outcome:
+    """One job in all processes of a team, for which the first one claims and writes; the outcome is the same in all.
+
+    An error that need not come up in all of them is raised: torchrun then ends the others, which would wait forever.
+    """
+    held = claims.acquire(order.out, job.run_ids, launcher=order.launcher) if team.leads else None
+    if team.tell(isinstance(held, claims.Owner)):
+        return Outcome(job, "failed", "another launcher is training it; launch again when that has ended")
+    mine = held if isinstance(held, claims.Claims) else None
+    try:
+        with mine or contextlib.nullcontext(), engines.one_thread():
+            _train(job, order, mine, team)
+    except ConfigError as error:
+        return _failed(job, order, error) if team.leads else Outcome(job, "failed", sentence(error))
+    if team.leads:
+        (order.out / FAILURES / f"{job.name}.json").unlink(missing_ok=True)
+    return Outcome(job, "done")
+
+
+def _failed(job: Job, order: Order, error: Exception) -> Outcome:
+    """The outcome of a job that raised, and a record of it."""
+    reason = sentence(error)
+    with contextlib.suppress(OSError):
+        record = {"run_ids": job.run_ids, "reason": reason, "traceback": traceback.format_exc()}
+        write_atomically(order.out / FAILURES / f"{job.name}.json", json.dumps(record, indent=1).encode())
+    return Outcome(job, "failed", reason)
 
 
 class _LostClaimError(Exception):
     """Another launcher took the job over: this process was silent for too long (a suspended machine)."""
 
 
-def _train(job: Job, order: Order, held: claims.Claims) -> None:
+def _train(job: Job, order: Order, held: claims.Claims | None, team: Team | None = None) -> None:
+    """Train the job's stacks; of a team, the first process alone holds the claims and writes."""
     from scalinglab.train.loop import Progress, train
 
     note = _Note(order.out / PROGRESS / f"{job.name}.json", len(job.stacks))
     for number, stack in enumerate(job.stacks):
         if all(is_finished(order.out / run.run_id) for run in stack):
             continue
-        _prepare(order.out, stack)
+        if held is not None:
+            _prepare(order.out, stack)
+        if team is not None:
+            team.wait()
 
         def report(at: Progress, number: int = number, stack: Stack = stack) -> None:
+            if held is None:
+                return
             if held.lost:
                 raise _LostClaimError
             note.write(number, at.step, at.steps, at.tokens_per_second)
 
         train(
             stack, order.out, device=order.device, backend=order.backend, checkpoint_seconds=order.checkpoint_seconds,
-            report=report,
+            fsdp=order.fsdp, report=report,
         )  # fmt: skip
     note.path.unlink(missing_ok=True)
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 
 _OUTCOMES = {"EQUIVALENT": ("within margin", 2), "REFUTED": ("beyond margin", 1), "OPEN": ("open", 0)}
+_COLOURS = ("blue", "orange", "green")  # of the palette, in words
 UNITS = {"E1": "nats/token", "E2": "nats/token", "E1s": "nats/token per e-fold of depth"}
 TITLES = {
     "E1": "Depth benefit $B$, loss(shallow) \N{MINUS SIGN} loss(deep)",
@@ -95,7 +96,8 @@ def depth_forest(report: DepthReport, *, width: style.Width = "page") -> Figure:
     band = f"Grey: margin of equivalence, ±{margin:.2g} {unit} ({100 * report.options.margin:g}\u00a0% compute). " if math.isfinite(margin) else ""  # fmt: skip
     style.footnote(
         made,
-        f"{band}Thin bars 95\u00a0%, thick 90\u00a0% intervals ({effects[0].method}). Hollow: the design doesn't bear a claim.",
+        f"{band}Thin bars 95\u00a0%, thick 90\u00a0% intervals ({effects[0].method}). Circles, blue: estimate above zero; squares, orange: "
+        "below. Hollow: the design doesn't bear a claim.",
     )
     return made
 
@@ -135,6 +137,10 @@ def depth_interaction(
     by_depth = _one_size(curves)
     reference = next((c for c in curves if c.architecture == report.options.reference and len(c.loss)), None)
     made, axes = panels(width, len(curves), report)
+    shown = [np.concatenate([c.loss, c.cells["loss"], c.seeds["loss"]]) for c in curves]
+    least, most = float(np.nanmin(np.concatenate(shown))), float(np.nanmax(np.concatenate(shown)))
+    bounds = 2 * least - most, 2 * most - least  # once the range of the losses, on both sides
+    limits, cut = list(shown), False
     for ax, c in zip(axes, curves, strict=False):
         at, x = _abscissa(c, by_depth)
         if reference is not None and c is not reference:
@@ -145,6 +151,9 @@ def depth_interaction(
             low, high = c.band(level)
             ax.fill_between(at, low, high, color=colour, alpha=style.BAND, lw=0)
             ax.plot(at, c.loss, color=colour, label="_curve")
+            # all of the bands are shown, unless they would squeeze the losses
+            cut |= bool((low < bounds[0]).any() or (high > bounds[1]).any())
+            limits += [np.clip(low, *bounds), np.clip(high, *bounds)]
         elif len(c.cells) > 1:
             mean = c.cells.groupby("depth" if by_depth else "aspect")["loss"].mean()
             ax.plot(mean.index, mean.to_numpy(), color=colour, lw=0.8, ls=style.DASHES[2], label="_mean")
@@ -164,11 +173,13 @@ def depth_interaction(
                 transform=ax.get_xaxis_transform(),
                 clip_on=False,
             )
-    _frame(axes, curves, by_depth, [np.concatenate([c.loss, c.cells["loss"], c.seeds["loss"]]) for c in curves])
+    _frame(axes, curves, by_depth, limits)
     sides(axes, len(curves), _label(by_depth), "Loss (nats/token)")
     against = f" Dashed: {shorten(reference.architecture)}." if reference is not None and len(curves) > 1 else ""
     lost = " Crosses: lost runs." if len(outcome.intake.lost) and by_depth else ""
-    band = f" Bands: {100 * level:g}\u00a0% pointwise." if len(curves[0].loss) else ""
+    band = (
+        f" Bands: {100 * level:g}\u00a0% pointwise{', cut at the axes' if cut else ''}." if len(curves[0].loss) else ""
+    )
     seeds = "; small: single seeds" if any(len(c.seeds) for c in curves) else ""
     style.footnote(made, f"Points: {_points(outcome, by_depth)}{seeds}.{band}{against}{lost}")
     return made
@@ -210,12 +221,14 @@ def depth_equivalence(
     margin = outcome.margin
     made, axes = panels(width, len(curves), report)
     tops = []
+    seen: dict[str, str] = {}
     for ax, c in zip(axes, curves, strict=False):
         at = _abscissa(c, by_depth)[0]
         gap, low, high = c.above_best(level)
         codes = c.range_test(margin, level=level).codes
         word, shade = next(v for k, v in _OUTCOMES.items() if k in codes)
         colour = style.colour_of(shade)
+        seen[word] = _COLOURS[shade]
         ax.axhspan(0, margin, color=style.PALE, alpha=0.55, lw=0, zorder=-1)
         ax.axhline(margin, color=style.GREY, lw=0.6, ls=style.DASHES[1], label="_margin")
         ax.fill_between(at, np.maximum(low, 0), high, color=colour, alpha=style.BAND, lw=0)
@@ -226,7 +239,8 @@ def depth_equivalence(
     _frame(axes, curves, by_depth, tops, zero=True)
     sides(axes, len(curves), _label(by_depth), "Loss above best\n(nats/token)")
     style.footnote(made, f"Grey: within {100 * report.options.margin:g}\u00a0% compute ({margin:.2g} nats) of the best shape. "
-                         f"Line: fitted loss above the best shape; bands: one-sided {100 * level:g}\u00a0% limits.")  # fmt: skip
+                         f"Line: fitted loss above the best shape; bands: one-sided {100 * level:g}\u00a0% limits. Colour as the title says: "
+                         + ", ".join(f"{colour} {word}" for word, colour in sorted(seen.items())) + ".")  # fmt: skip
     return made
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 _NEAR = 1.5  # runs whose compute is within this factor of a budget are shown with it
+_BUDGETS = 5  # by default, at most
+_BEYOND = 0.7  # how far a curve goes on beyond its runs to reach the optimum, in ln N: a factor of two
 _POINTS = 121
 
 
@@ -45,7 +47,7 @@ def isoflop(
 
     Parameters
     ----------
-    budgets : FLOPs; by default four or five round ones inside the runs' range (with a run table: all that it has).
+    budgets : FLOPs; by default up to five at which there are runs of several sizes (with a run table: all that it has).
     group : one level of a crossed fit; by default one panel per level.
 
     Raises
@@ -102,6 +104,7 @@ def _frame(ax: Axes, curves: list[dict[str, Any]]) -> None:
     seen = np.concatenate([np.concatenate([c["y"], [c["optimum"][3]], c["low"], c["curve"]]) for c in curves])
     style.set_log_limits(ax, "y", seen)
     style.log_axis(ax, "x", "count")
+    grids.label_own_sizes(ax, np.concatenate([c["x"] for c in curves]), "count")
     style.log_axis(ax, "y", "plain", most=6)
 
 
@@ -135,7 +138,7 @@ def _law(
     own = np.ones(len(fit.runs), bool) if fit.law.by is None else fit.runs[fit.law.by].astype(str).to_numpy() == group
     N, D = grids.sizes(fit)[own], grids.tokens(fit)[own]
     flops = 6 * N * D
-    chosen = _budgets(flops, budgets)
+    chosen = _own_budgets(N, flops) if budgets is None else _budgets(budgets)
     kept = grids.aspects(fit)
     shape: Any = grids.middle(kept) if grids.has_shape(fit) and kept is not None else "optimal"
     best = optimal(
@@ -149,7 +152,7 @@ def _law(
     ).table
     aspect = {"aspect": shape} if not isinstance(shape, str) else {}
     residual = np.exp(fit.residuals[own])
-    out = []
+    out, beyond = [], 0
     for row, budget in enumerate(chosen):
         near = np.abs(np.log(flops / budget)) < np.log(_NEAR)
         near &= np.abs(np.log(flops[:, None] / chosen[None])).argmin(1) == row
@@ -160,8 +163,9 @@ def _law(
             else x
         )
         at = float(best["params"].iloc[row])
-        wide = np.log(np.concatenate([x, [at] if np.isfinite(at) else [], [] if near.any() else [N.min(), N.max()]]))
-        low, high = float(np.exp(wide.min() - 0.25)), float(np.exp(wide.max() + 0.25))
+        low, high = _span(x if near.any() and len(grids.clusters(x)) > 1 else N, at)  # one size alone has no curve
+        if not low <= at <= high:
+            at, beyond = np.nan, beyond + 1
         grid = np.geomspace(low, high, _POINTS)
         band = spreads.band(
             fit, grids.rows_at(fit, {"params": grid, "tokens": budget / (6 * grid), **aspect}, group=group)
@@ -172,15 +176,36 @@ def _law(
             "optimum": (at, best["params_low"].iloc[row], best["params_high"].iloc[row], best["loss"].iloc[row]),
         })  # fmt: skip
     held = f" at aspect ratio {shape:.3g}" if aspect else ""
-    note = f"Runs within {_NEAR:g}x of a budget (6ND), moved to it{held} along the law; dashed: beyond their sizes; diamonds: optima. {spreads.note}"
-    return out, note
+    note = f"Runs within {_NEAR:g}x of a budget (6ND), moved to it{held} along the law; dashed: beyond their sizes; diamonds: optima"
+    note += f", {beyond} of them too far beyond the runs to be drawn. " if beyond else ". "
+    return out, note + spreads.note
 
 
-def _budgets(flops: Array, budgets: Sequence[float] | None) -> Array:
-    if budgets is None:
-        low, high = np.quantile(flops, [0.02, 0.98])
-        found = style.log_ticks(low, high, 5) if high > 1.01 * low else [float(np.median(flops))]
-        return np.asarray(found)
+def _span(x: Array, optimum: float) -> tuple[float, float]:
+    """Sizes over which a budget's curve is drawn: those of its runs, a little more, and on to an optimum that is near."""
+    low, high = np.log(x.min()), np.log(x.max())
+    reach = [low - 0.1, high + 0.1]
+    if np.isfinite(optimum) and low - _BEYOND <= np.log(optimum) <= high + _BEYOND:
+        reach += [np.log(optimum) - 0.1, np.log(optimum) + 0.1]
+    return float(np.exp(min(reach))), float(np.exp(max(reach)))
+
+
+def _own_budgets(N: Array, flops: Array) -> Array:
+    """Budgets at which several sizes were run: planned ones where there are such, else windows that the runs fall into."""
+    planned = [g for g in grids.clusters(flops) if _sizes(N, flops, g) >= 3]
+    if len(planned) < 2:
+        windows = grids.clusters(flops, gap=np.inf, widest=1.8 * np.log(_NEAR))
+        planned = [g for g in windows if _sizes(N, flops, g) >= 2] or windows
+    middles = [float(f"{np.sqrt(g[0] * g[-1]):.2g}") for g in planned]
+    return np.asarray(grids.own_levels(middles, _BUDGETS))
+
+
+def _sizes(N: Array, flops: Array, group: Array) -> int:
+    """How many sizes were run with compute in the range of a group."""
+    return len(grids.clusters(N[(flops >= group[0]) & (flops <= group[-1])]))
+
+
+def _budgets(budgets: Sequence[float]) -> Array:
     chosen = np.sort(np.asarray(budgets, dtype=np.float64).ravel())
     if not len(chosen) or not (np.isfinite(chosen) & (chosen > 0)).all():
         raise ConfigError(f"budgets must be positive FLOPs, not {list(budgets)}")
@@ -198,7 +223,7 @@ def _parabolas(runs: pd.DataFrame, budgets: Sequence[float] | None, level: float
     nearest = np.abs(np.log(flops[:, None] / table["flops"].to_numpy()[None])).argmin(1)
     rows = np.arange(len(table))
     if budgets is not None:
-        asked = _budgets(flops, budgets)
+        asked = _budgets(budgets)
         rows = np.unique(np.abs(np.log(asked[:, None] / table["flops"].to_numpy()[None])).argmin(1))
     out = []
     for row in rows:

@@ -42,6 +42,7 @@ KIND: dict[str, style.Kind] = {
 }
 _SYMBOL = {"params": "N", "tokens": "D"}
 _POINTS = 121
+_LEVELS, _EVERY = 5, 8  # curves by default: one for each of up to eight sizes, five for more
 _RASTER = 3000  # points from which on a scatter is an image inside the vector file
 
 
@@ -63,7 +64,8 @@ def loss_vs_scale(
 
     Parameters
     ----------
-    levels : values of the other variable (params or tokens) at which curves are drawn; by default 3-4 round ones.
+    levels : values of the other variable (params or tokens) at which curves are drawn; by default those that were run,
+        or five of them where they are more than eight.
     rows : "final" shows the last row of each run only; the law is the same.
     uncertainty : "jackknife" (by run), a Resampling of this fit, or "none", which the figure then says.
 
@@ -88,6 +90,8 @@ def loss_vs_scale(
     notes.append(_floor(ax, fit, spreads))
     style.set_log_limits(ax, "y", _drawn(ax))
     style.log_axis(ax, "x", KIND[x])
+    if x != "flops":
+        grids.label_own_sizes(ax, data[x], KIND[x])
     style.log_axis(ax, "y", "plain", most=6)
     ax.set_xlabel(AXIS_LABEL[x])
     ax.set_ylabel(AXIS_LABEL["loss"])
@@ -122,8 +126,7 @@ def _data(fit: Fit, x: Scale, other: str | None) -> dict[str, Array]:
 
 def _levels(data: Array, levels: Sequence[float] | None) -> list[float]:
     if levels is None:
-        low, high = np.quantile(data, [0.03, 0.97])
-        return style.log_ticks(low * 0.999, high * 1.001, 4) if high > 1.01 * low else [float(np.median(data))]
+        return grids.own_levels(data, _LEVELS, every=_EVERY)
     if not len(levels) or not all(np.isfinite(v) and v > 0 for v in levels):
         raise ConfigError(f"levels must be positive numbers, not {list(levels)}")
     return sorted(float(v) for v in levels)
@@ -168,13 +171,22 @@ def _one_law(
         band = spreads.band(fit, grids.rows_at(fit, _columns(x, near, other, value)))
         _curve(ax, near, band, colours(norm(value)), "-", style.count_label(value))
     bar = made.colorbar(ScalarMappable(norm, colours), ax=ax, pad=0.015, aspect=28)
-    bar.ax.yaxis.set_major_locator(FixedLocator(values))
+    bar.ax.yaxis.set_major_locator(FixedLocator(_labelled(values, norm)))
     bar.ax.yaxis.set_minor_locator(NullLocator())
     bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: style.count_label(v)))
     bar.ax.tick_params(length=2.5, pad=2)
     bar.outline.set_linewidth(0.4)
     bar.set_label(AXIS_LABEL[other])
     return [grids.held(fit, given)]
+
+
+def _labelled(values: list[float], norm: LogNorm) -> list[float]:
+    """Levels whose labels beside a colour bar leave room for each other, from the largest down."""
+    kept: list[float] = []
+    for value in values[::-1]:
+        if not kept or norm(kept[-1]) - norm(value) >= 0.05:
+            kept.append(value)
+    return kept[::-1]
 
 
 def _by_group(

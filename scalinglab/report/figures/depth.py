@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -19,6 +20,11 @@ from scalinglab.report.registry import figure
 
 Array = NDArray[np.float64]
 
+# ids of trained runs: architecture-L4-d16-sp-lr0.003-s0-1b28ea1765
+_RUN_ID = re.compile(
+    r"(?P<architecture>.+)-L(?P<depth>\d+)-d(?P<width>\d+)-(?P<rule>.+)-lr(?P<rate>.+)-s(?P<seed>\d+)-[0-9a-f]{10}"
+)
+_DETAILS = {"width": "d =", "rule": "", "rate": "lr", "seed": "seed"}  # in the order in which they are added
 _STEEP = 15.0  # largest over median value from which on an axis is logarithmic
 _DECADES = 4.0  # of a logarithmic axis, at most: what is lower is drawn on its floor
 
@@ -68,7 +74,7 @@ def depth_profile(
     reports : ProbeReport or sequence
     panels : names
         Of `PANELS`; one that no report has is left out, and the figure says so.
-    labels : names of the models, in order; by default those in the reports.
+    labels : names of the models, in order; by default those in the reports, shortened to what tells runs apart.
 
     Raises
     ------
@@ -224,10 +230,25 @@ def _given(
     )
     if not given or not all(isinstance(report, ProbeReport) for report in given):
         raise ConfigError(f"{name} draws probe reports (ProbeReport.load(folder)), not {type(reports).__name__}")
-    names = [report.label or f"model {k + 1}" for k, report in enumerate(given)] if labels is None else list(labels)
+    names = short_names(given) if labels is None else list(labels)
     if len(names) != len(given):
         raise ConfigError(f"{len(names)} labels for {len(given)} reports: give one each")
     return given, names
+
+
+def short_names(reports: Sequence[ProbeReport]) -> list[str]:
+    """What tells models apart: of the ids of runs the architecture and depth, and whatever else differs; other labels as they are."""
+    given = [report.label or f"model {k + 1}" for k, report in enumerate(reports)]
+    found = [_RUN_ID.fullmatch(name) for name in given]
+    names = [f"{m['architecture']}, L = {m['depth']}" if m else name for m, name in zip(found, given, strict=True)]
+    for field, told in _DETAILS.items():
+        for name in {n for n in names if names.count(n) > 1}:
+            alike = [k for k, n in enumerate(names) if n == name and found[k]]
+            values = {k: m[field] for k in alike if (m := found[k])}
+            if len(set(values.values())) > 1:
+                for k, value in values.items():
+                    names[k] = f"{name}, {told} {value}".replace("  ", " ")
+    return [name if names.count(name) == 1 else whole for name, whole in zip(names, given, strict=True)]
 
 
 def _panel(ax: Axes, panel: Panel, given: list[ProbeReport], names: list[str], same: bool, notes: list[str]) -> None:

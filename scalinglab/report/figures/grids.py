@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import ArrayLike, NDArray
 
 from scalinglab.errors import ConfigError, FitError
 from scalinglab.features import DERIVED_COLUMNS
+from scalinglab.report import style
 
 if TYPE_CHECKING:
     from scalinglab.fitting import Fit
@@ -22,6 +25,10 @@ Spread = Literal["jackknife", "none"]  # or a Resampling of the same fit
 
 _SHAPE = frozenset({"depth", "width", "aspect", "u"})
 _KAPPA = 12.0  # params / (depth width^2) of a block with a 4x feed-forward, where the runs don't say
+_REFERENCE = "pre_ln"  # what other architectures are compared with, where it is among them
+_GAP = 0.15  # sizes further apart than this, on the log scale, are different sizes
+_TIER = 0.3  # and no size is wider than this
+_FEW = 6  # sizes that get ticks of their own
 
 
 @dataclass(frozen=True)
@@ -135,6 +142,46 @@ def middle(values: ArrayLike) -> float:
     return float(np.exp(np.median(np.log(np.asarray(values, dtype=np.float64)))))
 
 
+def clusters(values: ArrayLike, *, gap: float = _GAP, widest: float = _TIER) -> list[Array]:
+    """Positive values in groups of like size, ascending: a new one where ln(value) jumps by more than `gap`.
+
+    A group wider than `widest` (checkpoints follow one another closely) is cut, from its low end, into pieces that are not.
+    """
+    v = np.sort(np.asarray(values, dtype=np.float64).ravel())
+    out: list[Array] = []
+    for group in np.split(v, np.flatnonzero(np.diff(np.log(v)) > gap) + 1):
+        rest = group
+        while len(rest):
+            kept = (
+                np.log(rest / rest[0]) <= widest if np.log(group[-1] / group[0]) > widest else np.ones(len(rest), bool)
+            )
+            out.append(rest[kept])
+            rest = rest[~kept]
+    return out
+
+
+def own_levels(values: ArrayLike, most: int, *, every: int = 0) -> list[float]:
+    """Sizes that were run: the middle one of each group of like size; of many groups `most`, evenly apart on the log scale.
+
+    every : number of groups up to which all are taken, where that is more than `most`.
+    """
+    found = [float(group[len(group) // 2]) for group in clusters(values)]
+    if len(found) <= max(most, every):
+        return found
+    z = np.log(found)
+    return [found[k] for k in sorted({int(np.abs(z - t).argmin()) for t in np.linspace(z[0], z[-1], most)})]
+
+
+def label_own_sizes(ax: Axes, values: ArrayLike, kind: style.Kind) -> None:
+    """Ticks of a log x axis at the sizes that were run, where they are few and apart: round numbers often miss the largest."""
+    levels = own_levels(values, 2 * _FEW)
+    low, high = np.log(ax.get_xlim())
+    if 2 <= len(levels) <= _FEW and np.diff(np.log(levels)).min() >= 0.13 * (high - low):
+        ax.xaxis.set_major_locator(FixedLocator(levels))
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: style.label_of(v, kind)))
+
+
 def rows_at(fit: Fit, columns: Mapping[str, ArrayLike], *, group: str | None = None) -> pd.DataFrame:
     """Rows that the law can read: `columns` (params, tokens, aspect as needed, broadcast), shape from them, the rest median.
 
@@ -172,11 +219,11 @@ def held(fit: Fit, given: frozenset[str]) -> str:
 
 
 def groups(fit: Fit) -> list[tuple[str | None, NDArray[np.bool_]]]:
-    """Levels of a crossed fit with the mask of their rows; one nameless group otherwise."""
+    """Levels of a crossed fit with the mask of their rows, the usual reference first; one nameless group otherwise."""
     if fit.law.by is None:
         return [(None, np.ones(len(fit.runs), bool))]
     column = fit.runs[fit.law.by].astype(str).to_numpy()
-    return [(level, column == level) for level in fit.law.levels]
+    return [(level, column == level) for level in sorted(fit.law.levels, key=lambda name: name != _REFERENCE)]
 
 
 def last_rows(fit: Fit) -> NDArray[np.bool_]:

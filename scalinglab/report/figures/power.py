@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, ScalarFormatter
+from matplotlib.ticker import FixedLocator, MaxNLocator, ScalarFormatter
 from numpy.typing import NDArray
 
 from scalinglab.detection import detectable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from scalinglab.depth_benefit.cells import CellModel
 
 Array = NDArray[np.float64]
-_MOST_NAMES = 4  # effects named beside the curve
+_ROOM = 0.052  # of the axis, for one name beside it
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,10 @@ def depth_power(report: DepthReport, *, width: style.Width = "page") -> Figure:
         ax.annotate("these runs", (at, made_of.now), xytext=(5, 5), textcoords="offset points", fontsize=style.SMALL)
         ax.axhspan(0, outcome.margin, color=style.PALE, alpha=0.55, lw=0, zorder=-1)
         ax.set_ylim(0, top)
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
+        if ax is left:
+            ax.xaxis.set_major_locator(FixedLocator([1, *made_of.seeds[1::2]]))
+        else:
+            ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
         ax.xaxis.set_major_formatter(ScalarFormatter(useMathText=False))
         few_ticks(ax.yaxis, 7)
     left.set_ylabel("Smallest gap found\n(nats/token)")
@@ -166,9 +169,19 @@ def _estimates(ax: Axes, report: DepthReport, top: float) -> None:
         ax.plot(
             [0.985, 1.0], [value, value], transform=ax.get_yaxis_transform(), color=style.INK, lw=0.9, label="_size"
         )
-    room, last = 0.055 * top, math.inf
-    for value, name in inside[:_MOST_NAMES]:
-        if last - value >= room:
-            ax.annotate(shorten(name, 16), (1, value), xycoords=("axes fraction", "data"), xytext=(3, 0),
-                        textcoords="offset points", fontsize=6.2, color=style.GREY, va="center", annotation_clip=False)  # fmt: skip
-            last = value
+    named = inside[: int(1 / _ROOM)]
+    for (value, name), place in zip(named, _apart([v for v, _ in named], top), strict=True):
+        ax.annotate("", (1.0, value), xycoords=("axes fraction", "data"), xytext=(1.025, place), textcoords=("axes fraction", "data"),
+                    annotation_clip=False, arrowprops={"arrowstyle": "-", "lw": 0.4, "color": style.GREY, "shrinkA": 0, "shrinkB": 0})  # fmt: skip
+        ax.annotate(shorten(name, 16), (1.03, place), xycoords=("axes fraction", "data"), fontsize=6.2, color=style.GREY,
+                    va="center", annotation_clip=False)  # fmt: skip
+
+
+def _apart(values: list[float], top: float) -> list[float]:
+    """Heights of names for descending values, at least one line apart, as near to their values as that leaves."""
+    room, places = _ROOM * top, list(values)
+    for k in range(len(places) - 2, -1, -1):  # the lowest keeps its place
+        places[k] = max(places[k], places[k + 1] + room)
+    for k in range(len(places)):  # and none leaves the axis
+        places[k] = min(places[k], top if k == 0 else places[k - 1] - room)
+    return places

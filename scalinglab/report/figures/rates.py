@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator
 from numpy.typing import NDArray
 
 from scalinglab.errors import ConfigError
@@ -62,10 +62,11 @@ def lr_envelope(
         report.grids.arm, [report.grids.arms.index(a) for a in shown]
     )
     top = _limits(report, own)
+    crosses, ceiling = _crosses(report, own, shown, top)
     for ax, depth in zip(axes, depths, strict=False):
         rows = np.flatnonzero(own & (cells["depth"] == depth).to_numpy())
         for i in rows:
-            _panel(ax, report, int(i), shown.index(report.grids.arms[report.grids.arm[i]]), top)
+            _panel(ax, report, int(i), shown.index(report.grids.arms[report.grids.arm[i]]), top, crosses)
         ax.set_title(f"Depth {depth:g}")
     rates = np.exp(report.grids.z[own])
     for k, ax in enumerate(axes):
@@ -77,16 +78,20 @@ def lr_envelope(
             ax.set_xlabel("Learning rate (peak)")
         if k % across == 0:
             ax.set_ylabel("Loss (nats/token)")
-    axes[0].set_ylim(*top)
+    axes[0].set_ylim(top[0], ceiling)
     for ax in axes:
-        ax.yaxis.set_major_locator(MaxNLocator(nbins=5))
+        if crosses:
+            ax.axhline(top[1], color=style.PALE, lw=0.6, zorder=0)
+        # no ticks among the crosses, whose height is no loss
+        ticks = MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]).tick_values(*top)
+        ax.yaxis.set_major_locator(FixedLocator([t for t in ticks if top[0] <= t <= top[1]]))
     _legend(made, report, shown)
     seeds = len(report.grids.seeds)
     note = (
         f"Points: mean of {seeds} seed{'s' if seeds > 1 else ''}"
-        + (", bars through them: range over seeds" if seeds > 1 else ", no error shown") + "; lines: fits, with points outside their "
-        "window hollow; bars under the curves: optimum and its 95\u00a0% interval, none where it isn't inside what was tried; crosses at "
-        "the top: diverged or off the axis."
+        + (", bars through them: range over seeds" if seeds > 1 else ", no error shown")
+        + "; lines: fits, with points outside their window hollow; bars under the curves: optimum and its 95\u00a0% interval, none where it isn't inside what was tried"
+        + ("; crosses above the line: diverged or off the axis." if crosses else ".")
     )  # fmt: skip
     floor = report.grids.cells["floor"][own].min() if "floor" in report.grids.cells else np.nan
     if np.isfinite(floor) and floor > top[0]:
@@ -120,6 +125,8 @@ def lr_drift(
     ax = made.add_subplot()
     handles = []
     values: list[float] = []
+    slopes = [e for arm in shown if (e := _slope(report, arm)) is not None]
+    digits = _digits([v for e in slopes for v in _numbers(e)], 2)
     for k, arm in enumerate(shown):
         own = table[
             (table["architecture"] == arm[0]) & (table["parametrization"] == arm[1]) & (table["ladder"] == chosen)
@@ -127,7 +134,7 @@ def lr_drift(
         ]  # fmt: skip
         if not len(own):
             continue
-        depth = own["depth"].to_numpy(np.float64) * (1 + 0.03 * (k - (len(shown) - 1) / 2))  # side by side
+        depth = own["depth"].to_numpy(np.float64) * (1 + 0.045 * (k - (len(shown) - 1) / 2))  # side by side
         low, high = own["low"].to_numpy(np.float64), own["high"].to_numpy(np.float64)
         colour = style.colour_of(k)
         ax.vlines(depth, low, high, color=colour, lw=1.0, zorder=2)
@@ -141,8 +148,8 @@ def lr_drift(
             line = np.log(x) * float(e.estimate)
             line += float(np.mean(own["ln_optimum"].to_numpy(np.float64) - line))
             ax.plot(x, np.exp(line), color=colour, ls=style.dash_of(k), lw=1.0, zorder=1)
-            lo, hi = (float(v) for v in e.interval(0.95))
-            label = _wrapped(made, label, f": {float(e.estimate):+.2f} [{lo:+.2f}, {hi:+.2f}]".replace("-", "\u2212"))
+            value, lo, hi = _signed(_numbers(e), digits)
+            label = _wrapped(made, label, f": {value} [{lo}, {hi}]")
         handles.append(
             Line2D([], [], color=colour, marker=style.marker_of(k), ms=4, ls=style.dash_of(k), lw=1.0, label=label)
         )
@@ -203,7 +210,7 @@ def decomposition(report: MisscalingReport, *, width: style.Width = "column") ->
     ax.set_xlim(min(reach) - 0.04 * span, max(reach) + 0.5 * span)
     for y, name in enumerate(names):
         e = gains[name]
-        told = f"{float(e.estimate):+.3f}".replace("-", "\u2212")
+        (told,) = _signed([float(e.estimate)], 3)
         ax.annotate(f"{told}  {states.get(name, '')}", (0.985, y), xycoords=("axes fraction", "data"),
                     ha="right", va="center", fontsize=style.SMALL)  # fmt: skip
     ax.set_yticks(range(len(names)), [_label(n) for n in names])
@@ -218,7 +225,32 @@ def decomposition(report: MisscalingReport, *, width: style.Width = "column") ->
     return made
 
 
-def _panel(ax: Axes, report: MisscalingReport, i: int, k: int, top: tuple[float, float]) -> None:
+def _digits(values: Sequence[float], digits: int) -> int:
+    """One more digit where a number would be rounded to zero: limits just beside zero keep their side."""
+    return digits + any(v != 0 and float(f"{v:.{digits}f}") == 0 for v in values)
+
+
+def _signed(values: Sequence[float], digits: int) -> list[str]:
+    """Numbers with their signs; a zero has none."""
+    texts = [f"{v:+.{digits}f}" for v in values]
+    return [t[1:] if float(t) == 0 else t.replace("-", "\u2212") for t in texts]
+
+
+def _crosses(
+    report: MisscalingReport, own: NDArray[np.bool_], shown: Sequence[Arm], top: tuple[float, float]
+) -> tuple[dict[int, float], float]:
+    """Heights, by index of the arm, for the marks of runs above `top`, one line per arm that has any; and the top of the axis."""
+    lost = [
+        k for k, arm in enumerate(shown)
+        if (report.grids.mean[own & (np.asarray(report.grids.arm) == report.grids.arms.index(arm))] > top[1]).any()
+    ]  # fmt: skip
+    step = 0.055 * (top[1] - top[0])
+    return {k: top[1] + step * (line + 0.8) for line, k in enumerate(lost)}, top[1] + step * (len(lost) + 0.6)
+
+
+def _panel(
+    ax: Axes, report: MisscalingReport, i: int, k: int, top: tuple[float, float], crosses: dict[int, float]
+) -> None:
     grids, made = report.grids, report.analysis
     assert made is not None
     colour, z = style.colour_of(k), grids.z[i]
@@ -229,12 +261,14 @@ def _panel(ax: Axes, report: MisscalingReport, i: int, k: int, top: tuple[float,
     fill: dict[str, Any] = {"ls": "", "marker": style.marker_of(k), "ms": 3.0, "color": colour, "zorder": 3}
     if len(grids.seeds) > 1 and there.any():
         runs = grids.loss[i][there]
-        ax.vlines(np.exp(z[there]), np.nanmin(runs, -1), np.nanmax(runs, -1), color=colour, lw=0.7, zorder=2)
+        highest = np.minimum(np.nanmax(runs, -1), top[1])
+        ax.vlines(np.exp(z[there]), np.nanmin(runs, -1), highest, color=colour, lw=0.7, zorder=2)
     ax.plot(np.exp(z[there & used]), y[there & used], **fill)
     ax.plot(np.exp(z[there & ~used]), y[there & ~used], **(fill | {"mfc": "white", "mew": 0.7}))
     if off.any():
-        ax.plot(np.exp(z[off]), np.full(off.sum(), top[1] - 0.03 * (top[1] - top[0])), ls="", marker="x", ms=3, color=colour,
-                mew=0.7, zorder=2)  # fmt: skip
+        ax.plot(
+            np.exp(z[off]), np.full(off.sum(), crosses[k]), ls="", marker="x", ms=3, color=colour, mew=0.8, zorder=2
+        )
     if not made.curves.usable[i]:
         return
     x = np.linspace(made.curves.low[i], made.curves.high[i], 61)
@@ -291,8 +325,13 @@ def _slope(report: MisscalingReport, arm: Arm) -> Estimate | None:
     return e if np.isfinite(e.se) else None
 
 
+def _numbers(e: Estimate) -> list[float]:
+    """Estimate and its 95 % limits."""
+    return [float(e.estimate), *(float(v) for v in e.interval(0.95))]
+
+
 def _depth_axis(ax: Axes, depths: pd.Series) -> None:
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+    from matplotlib.ticker import FuncFormatter, NullLocator
 
     values = sorted(set(depths.astype(float)))
     ax.set_xscale("log")

@@ -52,6 +52,8 @@ def residuals(fit: Fit, *, level: float = 0.95, width: style.Width = "page") -> 
         _lines(ax, sd, label=k == 0)
         style.set_log_limits(ax, "x", x)
         style.log_axis(ax, "x", KIND.get(name, "plain"), most=5)
+        if name in ("params", "tokens"):
+            grids.label_own_sizes(ax, x, KIND[name])
         ax.set_ylim(-top, top)
         ax.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
         ax.set_xlabel(_LABEL[name])

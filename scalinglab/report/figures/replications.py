@@ -37,6 +37,7 @@ _NAMES = {
 _COLOURS = {
     "study": style.colour_of(0), "other": style.colour_of(1), "point": style.GREY, "pooled": style.INK, "new": style.GREY,
 }  # fmt: skip
+_SKIPPED = "skipped: needs"  # the note of a study whose run logs were not given
 _PRIMARY = "primary: backbone N, pre-norm decoders"
 _DIAMONDS = {  # analyses drawn as diamonds
     "penalty": ((_PRIMARY, "Pooled, pre-norm decoders", "backbone"), ("total N, pre-norm decoders", "Pooled, N total", "total"),
@@ -209,10 +210,11 @@ def _label(ax: Axes, rows: list[_Row], places: np.ndarray, quantity: Quantity, p
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
     optimum = quantity == "optimum"
-    beside = 50 if optimum else 84  # points right of the axes: there are no weights of optima
+    weighted = not optimum and any(r.weight for r in rows)  # weights are of pooled studies
+    beside = 84 if weighted else 50  # points right of the axes
     if page:
         _write(ax, (1, -0.95), (6, 0), "$N$", style.GREY)
-        _write(ax, (1, -0.95), (74, 0), "" if optimum else "weight", style.GREY, "right")
+        _write(ax, (1, -0.95), (74, 0), "weight" if weighted else "", style.GREY, "right")
         _write(ax, (1, -0.95), (beside, 0), "estimate [95\u00a0%]", style.GREY)
     for at, row in zip(places, rows, strict=True):
         weight = f"{100 * row.weight:.0f}\u00a0%" if row.weight else ""
@@ -279,23 +281,46 @@ def _axis(ax: Axes, quantity: Quantity) -> None:
 
 def _note(result: PooledShape, quantity: Quantity, rows: list[_Row]) -> str:
     kinds = {r.kind for r in rows}
-    parts = ["Squares: pre-norm decoders" + ("" if quantity == "optimum" else ", area by weight") + "."]
+    weighted = any(r.weight for r in rows)
+    parts = ["Squares: pre-norm decoders" + (", area by weight" if weighted and quantity != "optimum" else "") + "."]
     if "other" in kinds:
         parts.append("Circles: other architectures" + (" or another count of N." if quantity == "optimum" else "."))
     if "point" in kinds:
         parts.append("Crosses: printed without an interval.")
+    table = result.effects[result.effects["quantity"] == quantity]
+    if quantity == "optimum":
+        parts.append(_methods(table))
     if "pooled" in kinds:
-        parts.append(
-            "Diamonds: pooled; grey line: where a new study's true effect lies (95\u00a0%). Arrows: the interval goes on."
-        )
-    elif quantity == "optimum":
-        located = sum(r.kind == "study" and math.isfinite(r.estimate) for r in rows)
-        parts.append(
-            f"Arrow: known from one side. {('No', 'One')[located > 0]} pre-norm study locates its optimum: nothing is pooled."
-        )
-    table = result.effects[(result.effects["quantity"] == quantity) & result.effects["baseline"]]
+        parts.append("Diamonds: pooled; grey line: where a new study's true effect lies (95\u00a0%).")
+    scale = math.exp if quantity == "optimum" else float
+    low, high = _limits(rows, quantity)
+    if any(scale(r.low) < low or scale(r.high) > high for r in rows):
+        parts.append("Arrows: the interval goes on.")
+    if "pooled" not in kinds:
+        entering = sum(r.kind == "study" and math.isfinite(r.estimate) for r in rows)
+        told = "locates its optimum" if quantity == "optimum" else "has an estimate"
+        parts.append(f"{('No', 'One')[entering > 0]} pre-norm study {told}: nothing is pooled.")
+    return " ".join([*(p for p in parts if p), *_absent(table[table["baseline"]], rows)])
+
+
+def _methods(table: pd.DataFrame) -> str:
+    """How the intervals of the optima were made, and for which studies where not in one way."""
+    own = table[np.isfinite(table["low"].astype(float)) | np.isfinite(table["high"].astype(float))]
+    by = {
+        str(m): list(dict.fromkeys(g["study"])) for m, g in own[own["interval"] != ""].groupby("interval", sort=False)
+    }
+    several = len(set(own["study"])) > 1
+    told = [m + (f" ({', '.join(studies)})" if several else "") for m, studies in by.items()]
+    return f"Intervals: {'; '.join(told)}." if told else ""
+
+
+def _absent(table: pd.DataFrame, rows: list[_Row]) -> list[str]:
+    """Studies without a row, by why: their logs are not at hand, or they don't identify the quantity."""
     shown = {r.label.split(",")[0] for r in rows}
-    absent = [s for s in dict.fromkeys(table["study"]) if s not in shown]
-    if absent:
-        parts.append(f"Not identified: {', '.join(absent)}.")
-    return " ".join(parts)
+    skipped = table["note"].str.startswith(_SKIPPED)
+    groups = (("Not identified", table[~skipped]), ("Not computed, their logs are not at hand", table[skipped]))
+    out = []
+    for told, part in groups:
+        names = [s for s in dict.fromkeys(part["study"]) if s not in shown]
+        out += [f"{told}: {', '.join(names)}."] if names else []
+    return out

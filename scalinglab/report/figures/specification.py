@@ -99,7 +99,8 @@ def depth_specifications(report: DepthReport, *, width: style.Width = "page") ->
         if k + across >= len(own):
             ax.set_xlabel("$B$ (nats)" if unit == "nats/token" else "Slope")
     style.footnote(made, f"Title: re-analyses with the label of the report. Bars: ±2 standard errors ({unit}); grey: margin. "
-                         "Filled: same label; hollow: another label; diamond: as reported.")  # fmt: skip
+                         "Filled: same label; hollow: another label; diamond: as reported. Empty row: the analysis changes nothing there, or "
+                         "the design doesn't bear it.")  # fmt: skip
     return made
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 _POINTS = 161
 _MOST_PANELS = 6
+_ROOM = 0.5  # of a panel's width, for the words about its optimum
 
 
 @dataclass(frozen=True)
@@ -205,10 +206,23 @@ def _mark(ax: Axes, bottom: _Bottom, grid: Array, labelled: bool, reference: flo
             if np.isfinite([bottom.low, bottom.high]).all()
             else ""
         )
-        place = float(np.log(bottom.aspect / grid[0]) / np.log(grid[-1] / grid[0]))  # in the axes, 0 to 1
-        place, side = (0.02, "left") if place < 0.33 else (0.98, "right") if place > 0.67 else (place, "center")
-        ax.text(place, 0.97, rf"$r^*$ = {style.number(bottom.aspect)}{limits}", transform=ax.transAxes, ha=side, va="top",
-                fontsize=style.SMALL, bbox={"fc": "white", "ec": "none", "pad": 0.8, "alpha": 0.85})  # fmt: skip
+        _beside(
+            ax,
+            rf"$r^*$ = {style.number(bottom.aspect)}{limits}",
+            grid,
+            *(v if np.isfinite(v) else bottom.aspect for v in (low, high)),
+        )
+
+
+def _beside(ax: Axes, text: str, grid: Array, low: float, high: float) -> None:
+    """A text at the top of the panel, on the side of the band [low, high] that has more room, so that it doesn't cover it."""
+    left, right = (float(np.log(v / grid[0]) / np.log(grid[-1] / grid[0])) for v in (low, high))  # in the axes, 0 to 1
+    on_right = 1 - right >= left
+    place = right + 0.02 if on_right else left - 0.02
+    if max(1 - right, left) < _ROOM:  # no room: over the band
+        place, on_right = (0.98, False) if on_right else (0.02, True)
+    style.haloed(ax.text(place, 0.97, text, transform=ax.transAxes, ha="left" if on_right else "right", va="top",
+                         fontsize=style.SMALL))  # fmt: skip
 
 
 def _bottom(fit: Fit, at: dict[str, float], grid: Array, spreads: grids.Spreads, group: str | None) -> _Bottom:

@@ -21,6 +21,12 @@ _SHOWN = {
     "gamma1": r"$\gamma_1$", "gamma2": r"$\gamma_2$", "ln_r_star": r"$\ln r^*$", "alpha": r"$\alpha$", "beta": r"$\beta$",
     "ln_E": r"$\ln E$", "loss_1B_100B": "loss at 1B, 100B", "r_star": r"$r^*$ (Fieller)",
 }  # fmt: skip
+_SCENARIOS = {  # of benchmarks/coverage.py: errors of log loss
+    "A": "A: independent rows (0.5 %)",
+    "B": "B: runs 0.3 %, rows AR(1) 0.4 %",
+    "C": "C: runs 1.0 %, rows AR(1) 0.6 %",
+}
+_BASE = "gate"  # of benchmarks/misscaling_power.py: the plan that the others change
 
 
 class PowerOptions(Options, kw_only=True):
@@ -70,6 +76,7 @@ def coverage_figure(table: pd.DataFrame, options: Options) -> Figure:
             for k, target in enumerate(targets):
                 rows = table[(table["scenario"] == scenario) & (table["target"] == target)].sort_values("runs")
                 x = np.array([sizes.index(v) for v in rows["runs"]]) + (k - (len(targets) - 1) / 2) * 0.09
+                known = k < len(style.PALETTE)  # then grey and hollow: no colour stands twice
                 ax.errorbar(
                     x,
                     rows["coverage"],
@@ -78,19 +85,22 @@ def coverage_figure(table: pd.DataFrame, options: Options) -> Figure:
                     marker=style.marker_of(k),
                     ms=3,
                     lw=0.7,
-                    color=style.colour_of(k),
+                    color=style.colour_of(k) if known else style.GREY,
+                    mfc=style.colour_of(k) if known else "white",
                     label=_SHOWN.get(target, target),
                 )
             ax.set_xticks(range(len(sizes)), [str(s) for s in sizes])
             ax.set_xlabel("Runs")
-            ax.set_title(f"Scenario {scenario}")
+            ax.set_title(_SCENARIOS.get(scenario, f"Scenario {scenario}").replace(" %", "\u00a0%"))
         axes[0].set_ylabel("Coverage")
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(
             handles, labels, loc="outside upper left", ncols=len(targets), handletextpad=0.1, columnspacing=0.9
         )
         style.footnote(
-            figure, "Grey: the band from .93 to .97 in which an interval passes. Bars: 95 % Monte-Carlo intervals."
+            figure,
+            "Titles: standard deviations of the errors of log loss, between runs and between the checkpoints of a run. Grey: nominal "
+            "95\u00a0% intervals pass from .93 to .97. Bars: 95\u00a0% Monte-Carlo intervals.",
         )
     return figure
 
@@ -155,7 +165,8 @@ def verdict_power_figure(table: pd.DataFrame, options: PowerOptions) -> Figure:
                 label=truth,
             )
         runs = table.drop_duplicates("plan").set_index("plan")["runs"]
-        ax.set_yticks(range(len(plans)), [f"{options.names.get(p, p)} ({runs[p]} runs)" for p in plans])
+        names = {_BASE: "base plan", **options.names}
+        ax.set_yticks(range(len(plans)), [f"{names.get(p, p)} ({runs[p]} runs)" for p in plans])
         ax.set_ylim(len(plans) - 0.4, -0.6)
         ax.set_xlim(-0.02, 1.02)
         ax.axvline(0.8, color=style.GREY, lw=0.6, ls=style.DASHES[1])
@@ -163,8 +174,24 @@ def verdict_power_figure(table: pd.DataFrame, options: PowerOptions) -> Figure:
         ax.spines["left"].set_visible(False)
         ax.set_xlabel("Share of simulated studies with the right verdict")
         figure.legend(loc="outside upper left", ncols=len(truths))
-        style.footnote(figure, "Bars: 95 % Wilson intervals over simulated studies. Dashed: power .8.")
+        style.footnote(
+            figure,
+            "Colours: what is true of the simulated studies. Bars: 95\u00a0% Wilson intervals over studies. Dashed: power .8."
+            + _base_plan(table, names[_BASE]),
+        )
     return figure
+
+
+def _base_plan(table: pd.DataFrame, name: str) -> str:
+    """What the plan is that the others change, where the table has it and says so."""
+    own = table[table["plan"] == _BASE]
+    if not len(own) or not {"depths", "rates", "seeds", "sigma", "tau"} <= set(table):
+        return ""
+    r = own.iloc[0]
+    return (
+        f" {name[:1].upper()}{name[1:]}: {r['depths']} depths, {r['rates']} learning rates, {r['seeds']} seeds, noise of a run sigma "
+        f"{r['sigma']:g} and of a shape tau {r['tau']:g} nats; the others change what they name."
+    )
 
 
 @recipe("verdict_power_table", "table", options=PowerOptions, analysis=POWER, most=1)

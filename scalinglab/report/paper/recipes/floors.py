@@ -88,24 +88,65 @@ def floor_numbers(made: pd.DataFrame, options: FloorOptions) -> list[Number]:
 
 @recipe("floor_figure", "figure", options=FloorOptions, analysis=FLOORS)
 def floor_figure(made: pd.DataFrame, options: FloorOptions) -> Figure:
-    """Fitted floors with intervals against the entropies, and the lowest loss that was reached."""
+    """Fitted floor and lowest loss less the entropy, with intervals; the floors and entropies themselves in words.
+
+    The axis holds the intervals; a floor beyond it is an arrow with its distance.
+    """
     from scalinglab.report import style
     from scalinglab.report.paper.canvas import canvas
 
-    with canvas("column", 0.75 + 0.36 * len(made)) as figure:
+    off = {name: (made[name] - made["entropy"]).to_numpy(float) for name in ("E", "low", "high", "lowest")}
+    left, right = _span(off)
+    with canvas("column", 0.85 + 0.4 * len(made)) as figure:
         ax = figure.add_subplot()
         y = np.arange(len(made))
-        ax.hlines(y, made["low"], made["high"], color=style.colour_of(0), lw=1.4)
-        ax.plot(made["E"], y, ls="", marker="o", color=style.colour_of(0), label="fitted floor, 95 % interval")
-        ax.plot(made["entropy"], y, ls="", marker="|", ms=13, mew=1.6, color=style.INK, label="entropy")
-        ax.plot(made["lowest"], y, ls="", marker="v", ms=4, mfc="white", color=style.GREY, label="lowest loss reached")
-        ax.set_yticks(y, made["corpus"])
-        ax.set_ylim(len(made) - 0.5, -0.5)
-        ax.tick_params(axis="y", length=0)
+        ax.vlines(np.zeros(len(y)), y - 0.15, y + 0.25, color=style.INK, lw=1.4, zorder=3, label="entropy")
+        ax.hlines(y, off["low"], off["high"], color=style.colour_of(0), lw=1.4)
+        inside = off["E"] >= left
+        ax.plot(
+            off["E"][inside],
+            y[inside],
+            ls="",
+            marker="o",
+            color=style.colour_of(0),
+            label="fitted floor, 95\u00a0% interval",
+        )
+        ax.plot(off["lowest"], y, ls="", marker="v", ms=4, mfc="white", color=style.GREY, label="lowest loss reached")
+        ax.set_xlim(left, right)
+        for k, r in enumerate(made.to_dict("records")):
+            if not inside[k]:
+                ax.plot([left], [k], ls="", marker="<", color=style.colour_of(0), clip_on=False)
+                told = f"{off['E'][k]:.2f}".replace("-", "\N{MINUS SIGN}")
+                ax.annotate(
+                    told, (left, k), xytext=(5, 0), textcoords="offset points", fontsize=style.SMALL, va="center"
+                )
+            for x, ha, text in ((0.0, "left", r["corpus"]), (1.0, "right", _in_words(r))):
+                style.haloed(ax.annotate(text, (x, k), xycoords=("axes fraction", "data"), xytext=(0, 9), textcoords="offset points",
+                             fontsize=style.SMALL, ha=ha, va="center", color=style.INK if ha == "left" else style.GREY))  # fmt: skip
+        ax.set_yticks([])
+        ax.set_ylim(len(made) - 0.6, -0.75)
         ax.spines["left"].set_visible(False)
-        ax.set_xlabel("Loss (nats per token)")
-        figure.legend(loc="outside upper left", ncols=3, handletextpad=0.2, columnspacing=0.8)
+        ax.set_xlabel("Loss less the entropy (nats/token)")
+        figure.legend(loc="outside upper left", ncols=3, handletextpad=0.3, handlelength=1.0, columnspacing=0.8)
     return figure
+
+
+def _span(off: dict[str, np.ndarray]) -> tuple[float, float]:
+    """Axis of the differences: intervals, lowest losses, zero; a floor without an interval where none has one."""
+    known = np.isfinite(off["low"]) & np.isfinite(off["high"])
+    seen = [off["low"][known], off["high"][known], off["E"][known] if known.any() else off["E"], off["lowest"], [0.0]]
+    values = np.concatenate(seen)
+    room = 0.06 * (float(np.ptp(values)) or 1.0)
+    return float(values.min()) - room, float(values.max()) + room
+
+
+def _in_words(r: dict[str, float]) -> str:
+    """Floor, its interval and the entropy as numbers."""
+    return (
+        f"$E$ {_rounded(r['E'], r)} {_interval(r)}, entropy {r['entropy']:.3f}"
+        if r["E"]
+        else f"$E$ at its bound 0, entropy {r['entropy']:.3f}"
+    )
 
 
 def _interval(row: dict[str, float]) -> str:

@@ -113,6 +113,11 @@ def csv_forest(inputs: Inputs, options: ForestOptions) -> Figure:
         ax.tick_params(axis="y", length=0)
         ax.spines["left"].set_visible(False)
         ax.set_xlabel(options.xlabel)
+        left, right = ax.get_xlim()
+        if left < 0 < right:
+            ax.axvline(0, color=style.GREY, lw=0.6, zorder=0)
+            ax.set_xlim(left, right)
+        figure.set_layout_engine("constrained", w_pad=0.08)  # long labels keep off the edge
     return figure
 
 

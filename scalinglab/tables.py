@@ -113,7 +113,10 @@ def as_written(value: Any) -> Any:
 def _runs(text: str) -> bool:
     """Whether a spreadsheet would take the text for a formula (or begin a cell anew with what follows)."""
     seen = text.lstrip(_UNSEEN)
-    if not (seen.startswith(_FORMULA_STARTS) or seen.lstrip().lstrip(_UNSEEN).startswith(_SIGNS)):
+    begun = seen
+    while (shorter := begun.lstrip().lstrip(_UNSEEN)) != begun:  # both may alternate
+        begun = shorter
+    if not (seen.startswith(_FORMULA_STARTS) or begun.startswith(_SIGNS)):
         return False
     try:
         float(text)  # "-3" as text is a number, not a formula

@@ -420,6 +420,7 @@ def test_a_text_is_made_plain_and_comes_back(text):
 
 
 @FREE
+@example(texts=["1", " \u200b ="])
 @given(st.lists(ODD.filter(lambda t: t.strip()), min_size=2, max_size=5))
 def test_tables_read_back_the_texts_they_were_written_from(tmp_path, texts):
     table = pd.DataFrame(

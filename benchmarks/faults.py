@@ -41,11 +41,11 @@ HERE = Path(__file__).resolve().parent
 STEPS = 3_000
 
 
-def sweep() -> list[RunConfig]:
+def sweep(steps: int = STEPS) -> list[RunConfig]:
     """Six runs in three stacks."""
     return [
         RunConfig(
-            shape=ShapeSpec(depth=depth, width=8, heads=1, ffn_dim=16, vocab=8, context=32), lr=0.01, tokens=64 * STEPS,
+            shape=ShapeSpec(depth=depth, width=8, heads=1, ffn_dim=16, vocab=8, context=32), lr=0.01, tokens=64 * steps,
             corpus="automaton", corpus_options={"width": 4}, batch=2, seed=seed, evaluation=Evaluation(sequences=4),
         )
         for depth in (1, 2, 3)
@@ -82,6 +82,8 @@ def judged(fault: str, injected: int, out: Path, whole: Path, began: float, note
     """Compare a disturbed sweep with the undisturbed one."""
     found = {run.run_id: bytes_of(out, run) for run in RUNS}
     lost = sum(bytes_ is None for bytes_ in found.values())
+    if lost == len(RUNS):
+        return Result(fault, injected, lost, 0, 0, time.monotonic() - began, note)
     table = collect(out, checkpoints=True)
     duplicates = int(table.duplicated(["run_id", "step"]).sum()) + len(collect(out)) - len(RUNS) + lost
     corrupt = sum(found[run.run_id] not in (None, bytes_of(whole, run)) for run in RUNS)
@@ -181,7 +183,8 @@ def workers_killed(out: Path, times: int, rng: np.random.Generator) -> tuple[int
         if workers and kills < times:
             os.kill(int(rng.choice(workers)), signal.SIGKILL)
             kills += 1
-    return kills, f"last launcher ended with {code}" if code else ""
+    finish(out)  # a launcher whose workers die again and again gives a job up, and says so
+    return kills, f"the last of these launchers ended with {code}" if code else ""
 
 
 def preempted(out: Path, times: int, rng: np.random.Generator) -> tuple[int, str]:
@@ -366,12 +369,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="*", choices=FAULTS, default=list(FAULTS))
     parser.add_argument("--times", type=int, help="how often each fault is given")
+    parser.add_argument("--steps", type=int, default=STEPS, help="of each run; more on a faster machine")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=HERE / "faults.csv")
     given = parser.parse_args()
     import torch
 
     torch.set_num_threads(1)
+    RUNS[:] = sweep(given.steps)
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
         whole = Path(scratch) / "whole"

@@ -182,6 +182,18 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path):
     assert bytes_of(tmp_path / "cut", CONFIG) == bytes_of(tmp_path / "whole", CONFIG)
 
 
+def test_a_flipped_bit_anywhere_is_damage(tmp_path):
+    """torch itself loads most of these: it doesn't check its zip records."""
+    state = {"params": torch.arange(400.0), "step": 3}
+    data = checkpoints.seal(checkpoints.encode(state))
+    path = tmp_path / "checkpoint.pt"
+    path.write_bytes(data)
+    assert torch.equal(checkpoints.read(path)["params"], state["params"])
+    for at in range(0, len(data), 7):
+        path.write_bytes(data[:at] + bytes([data[at] ^ (1 << at % 8)]) + data[at + 1 :])
+        assert checkpoints.read(path) is None
+
+
 def test_a_checkpoint_is_data_and_never_code(tmp_path):
     class Evil:
         def __reduce__(self):

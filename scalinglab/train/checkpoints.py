@@ -1,4 +1,9 @@
-"""Checkpoints: whole or absent, with the one before kept until the next is safe. Never a pickle."""
+"""Checkpoints: whole or absent, with the one before kept until the next is safe. Never a pickle.
+
+    checkpoint.pt    b"scalinglab state 1\\n", SHA-256 of the rest (32 bytes), what torch.save writes
+
+The digest is ours because torch doesn't check those of its zip records: a flipped bit would be trained on.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +22,12 @@ from scalinglab.errors import ScalinglabWarning
 from scalinglab.tables import write_atomically
 
 _CURRENT, _PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
+_SEAL = b"scalinglab state 1\n"
 
 
 def save(folder: Path, state: dict[str, Any]) -> None:
     """Write `checkpoint.pt` into the folder; the one there becomes `checkpoint.previous.pt`."""
-    data = encode(state)
+    data = seal(encode(state))
     if (folder / _CURRENT).exists():
         os.replace(folder / _CURRENT, folder / _PREVIOUS)
     write_atomically(folder / _CURRENT, data)
@@ -56,10 +62,21 @@ def encode(state: dict[str, Any]) -> bytes:
     return buffer.getvalue()
 
 
+def seal(data: bytes) -> bytes:
+    """The same with a digest in front, which `read` checks."""
+    return _SEAL + hashlib.sha256(data).digest() + data
+
+
 def read(path: Path) -> dict[str, Any] | None:
-    """What `encode` made, on the CPU; None if the file is damaged or has code in it, which is never run."""
+    """What `encode` made, sealed or not, on the CPU; None if the file is damaged or has code in it, which is never run."""
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        data = memoryview(path.read_bytes())
+        if data[: len(_SEAL)] == _SEAL:
+            begin = len(_SEAL) + hashlib.sha256().digest_size
+            if hashlib.sha256(data[begin:]).digest() != data[len(_SEAL) : begin]:
+                return None
+            data = data[begin:]
+        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception:  # torch raises RuntimeError, EOFError, UnpicklingError, KeyError, ... for a damaged file
         return None
     return state if isinstance(state, dict) else None

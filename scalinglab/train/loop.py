@@ -320,7 +320,7 @@ class _Run:
             return
         state = self._state()
         if self.team.leads:
-            write_atomically(self._trunk(self.stack.step), checkpoints.encode(state))
+            write_atomically(self._trunk(self.stack.step), checkpoints.seal(checkpoints.encode(state)))
         self.team.wait()
 
     def _resume(self) -> bool:

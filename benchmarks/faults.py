@@ -88,7 +88,9 @@ def judged(fault: str, injected: int, out: Path, whole: Path, began: float, note
     duplicates = int(table.duplicated(["run_id", "step"]).sum()) + len(collect(out)) - len(RUNS) + lost
     corrupt = sum(found[run.run_id] not in (None, bytes_of(whole, run)) for run in RUNS)
     left = list((out / claims.FOLDER).glob("*.*"))
-    note = "; ".join(filter(None, [note, f"{len(left)} claims left" if left else "", *table.attrs["notes"]]))
+    trouble = out.parent / f"{out.name}.trouble"
+    last = trouble.read_text().strip().splitlines()[-1] if trouble.exists() else ""
+    note = "; ".join(filter(None, [note, f"{len(left)} claims left" if left else "", last, *table.attrs["notes"]]))
     return Result(fault, injected, lost, duplicates, corrupt, time.monotonic() - began, note)
 
 
@@ -108,7 +110,8 @@ def fork(out: Path, *, every: float = 0.02, workers: int = 1) -> int:
     except KeyboardInterrupt:
         code = 2
     except BaseException:
-        traceback.print_exc()
+        with (out.parent / f"{out.name}.trouble").open("a") as trouble:  # what no launcher should end with
+            traceback.print_exc(file=trouble)
     finally:
         os._exit(code)
 

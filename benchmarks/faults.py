@@ -26,6 +26,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -206,63 +207,59 @@ def preempted(out: Path, times: int, rng: np.random.Generator) -> tuple[int, str
     return given, f"{unsaved} ended otherwise than by saving" if unsaved else ""
 
 
-def torn_log(out: Path, times: int, rng: np.random.Generator) -> tuple[int, str]:
-    """After a kill, a log loses its end at a random byte, or gets half a line."""
+def hurt_when_killed(
+    out: Path, times: int, rng: np.random.Generator, hurt: Callable[[Path, np.random.Generator], int]
+) -> tuple[int, str]:
+    """Kill a launcher in the middle and hurt what it left, again and again; `hurt` says how many files it took."""
     given = 0
     while given < times:
         if disturbed(out, rng, 0.5):
             again(out)
-            continue
-        logs = [path for path in sorted(out.glob("*/log.jsonl")) if not (path.parent / "summary.json").exists()]
-        if not logs:
-            continue
-        log = logs[int(rng.integers(len(logs)))]
-        if rng.random() < 0.5:
-            os.truncate(log, int(rng.integers(log.stat().st_size + 1)))
         else:
-            with log.open("ab") as handle:
-                handle.write(b'{"kind":"train","step":1')
-        given += 1
+            given += hurt(out, rng)
     finish(out)
     return given, ""
 
 
-def damaged_checkpoint(out: Path, times: int, rng: np.random.Generator) -> tuple[int, str]:
-    """After a kill, bytes of a checkpoint are flipped, or its end is cut off; now and then the one before it, too."""
-    given = 0
-    while given < times:
-        if disturbed(out, rng, 0.5):
-            again(out)
-            continue
-        for path in sorted(out.glob(".stacks/*/checkpoint.pt")):
-            also = [path.with_name("checkpoint.previous.pt")] if rng.random() < 0.25 else []
-            for file in [path, *(p for p in also if p.exists())]:
-                data = bytearray(file.read_bytes())
-                if rng.random() < 0.3:
-                    data = data[: int(rng.integers(len(data)))]
-                else:
-                    for at in rng.integers(len(data), size=max(1, len(data) // 500)):
-                        data[at] ^= int(rng.integers(1, 256))
-                file.write_bytes(bytes(data))
-                given += 1
-    finish(out)
-    return given, ""
+def torn_log(out: Path, rng: np.random.Generator) -> int:
+    """A log loses its end at a random byte, or gets half a line."""
+    logs = [path for path in sorted(out.glob("*/log.jsonl")) if not (path.parent / "summary.json").exists()]
+    if not logs:
+        return 0
+    log = logs[int(rng.integers(len(logs)))]
+    if rng.random() < 0.5:
+        os.truncate(log, int(rng.integers(log.stat().st_size + 1)))
+    else:
+        with log.open("ab") as handle:
+            handle.write(b'{"kind":"train","step":1')
+    return 1
 
 
-def one_flipped_bit(out: Path, times: int, rng: np.random.Generator) -> tuple[int, str]:
-    """After a kill, a single bit of a checkpoint is flipped: nothing but a checksum can see that."""
+def damaged_checkpoint(out: Path, rng: np.random.Generator) -> int:
+    """Bytes of a checkpoint are flipped, or its end is cut off; now and then the one before it, too."""
     given = 0
-    while given < times:
-        if disturbed(out, rng, 0.5):
-            again(out)
-            continue
-        for path in sorted(out.glob(".stacks/*/checkpoint.pt")):
-            data = bytearray(path.read_bytes())
-            data[int(rng.integers(len(data)))] ^= 1 << int(rng.integers(8))
-            path.write_bytes(bytes(data))
+    for path in sorted(out.glob(".stacks/*/checkpoint.pt")):
+        also = [path.with_name("checkpoint.previous.pt")] if rng.random() < 0.25 else []
+        for file in [path, *(p for p in also if p.exists())]:
+            data = bytearray(file.read_bytes())
+            if rng.random() < 0.3:
+                data = data[: int(rng.integers(len(data)))]
+            else:
+                for at in rng.integers(len(data), size=max(1, len(data) // 500)):
+                    data[at] ^= int(rng.integers(1, 256))
+            file.write_bytes(bytes(data))
             given += 1
-    finish(out)
-    return given, ""
+    return given
+
+
+def one_flipped_bit(out: Path, rng: np.random.Generator) -> int:
+    """A single bit of a checkpoint is flipped: nothing but a checksum can see that."""
+    paths = sorted(out.glob(".stacks/*/checkpoint.pt"))
+    for path in paths:
+        data = bytearray(path.read_bytes())
+        data[int(rng.integers(len(data)))] ^= 1 << int(rng.integers(8))
+        path.write_bytes(bytes(data))
+    return len(paths)
 
 
 def skewed_clock(out: Path, times: int, rng: np.random.Generator) -> tuple[int, str]:
@@ -359,9 +356,9 @@ FAULTS: dict[str, tuple[Callable[[Path, int, np.random.Generator], tuple[int, st
     "launchers_killed": (launchers_killed, 200),
     "workers_killed": (workers_killed, 40),
     "preempted": (preempted, 40),
-    "torn_log": (torn_log, 60),
-    "damaged_checkpoint": (damaged_checkpoint, 60),
-    "one_flipped_bit": (one_flipped_bit, 60),
+    "torn_log": (partial(hurt_when_killed, hurt=torn_log), 60),
+    "damaged_checkpoint": (partial(hurt_when_killed, hurt=damaged_checkpoint), 60),
+    "one_flipped_bit": (partial(hurt_when_killed, hurt=one_flipped_bit), 60),
     "skewed_clock": (skewed_clock, 60),
     "full_disk": (full_disk, 20),
     "read_only_disk": (read_only_disk, 20),

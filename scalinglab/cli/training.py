@@ -69,8 +69,8 @@ def plan(
     from scalinglab.train.launch import check_data, check_models
 
     read = load_sweep(sweep)
-    table = plan_runs(read)
-    runs = expand(read).runs
+    expansion = expand(read)
+    table, runs = plan_runs(expansion), expansion.runs
     check_data(runs)
     predicted, told = None, "not predicted (--no-timing)"
     if timing and find_spec("torch") is None:
@@ -82,7 +82,7 @@ def plan(
         open_device(device)
         check_models(runs)
         say("timing a few steps")
-        predicted = predict(read, seconds=seconds, workers=workers, device=device, backend=backend)
+        predicted = predict(runs, seconds=seconds, workers=workers, device=device, backend=backend)
         told = f"about {_span(predicted.attrs['wall_seconds'])} ({predicted.attrs['basis']})"
     alone, flops = float(table["flops_causal"].sum()), sum(job.flops for job in stacks(runs))
     print(f"Sweep {read.name}: {_count(len(table), 'run')}" + (f". {read.question}" if read.question else ""))
